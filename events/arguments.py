@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from events.errors import BadQuestion
-from events.format.field_checks import IDENTIFIER_LIMIT_BYTES
+from events.format.parsing import IDENTIFIER_LIMIT_BYTES
 
 __all__ = ["can_be_stored", "checked_ids", "checked_limit"]
 

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from events.errors import EventRefused
 from events.format.parsing import ParsedEvent, parse_event
 from events.format.strict_json import decode_stored
-from events.models import Event, EventJson
+from events.models import EventJson
 from state.groups.deltas import StateKey
 from state.store import entries
 
-__all__ = ["StoredStates", "groups_of_events", "parsed_events"]
+__all__ = ["StoredStates", "parsed_events"]
 
 _EVENTS_PER_QUERY = 1_000
 
@@ -35,12 +35,6 @@ def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent:
         return parse_event(json, decode_stored(json), version, event_id)
     except EventRefused as refused:  # what is stored was parsed before
         raise AssertionError(f"stored event {event_id} cannot be read: {refused}") from refused
-
-
-def groups_of_events(event_ids: Collection[str], using: str = "default") -> dict[str, int]:
-    """Event -> the group after it; events without one (outliers, unknown state) are left out."""
-    found = Event.objects.using(using).filter(event_id__in=event_ids, state_group__isnull=False)
-    return {event_id: group for event_id, group in found.values_list("event_id", "state_group") if group is not None}
 
 
 class StoredStates:

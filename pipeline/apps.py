@@ -14,20 +14,24 @@ class PipelineConfig(AppConfig):
     def ready(self) -> None:
         """Make the kinds of job and the subjects of maintenance commands known."""
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
-        from pipeline.export.kind import register_exports  # noqa: PLC0415
-        from pipeline.feeds.command import register_feeds  # noqa: PLC0415 - models are loaded now
-        from pipeline.importing.kind import register_imports  # noqa: PLC0415
-        from pipeline.jobs.kinds import register_kinds  # noqa: PLC0415
+        from pipeline.archive.kind import ArchiveKind  # noqa: PLC0415 - models are loaded now
+        from pipeline.archive.restore import RestoreKind  # noqa: PLC0415
+        from pipeline.export.kind import ExportKind  # noqa: PLC0415
+        from pipeline.feeds.command import register_feeds  # noqa: PLC0415
+        from pipeline.importing.kind import ImportKind  # noqa: PLC0415
+        from pipeline.jobs import run  # noqa: PLC0415
+        from pipeline.jobs.kinds import CensorKind, CheckStreamsKind  # noqa: PLC0415
         from pipeline.live.purge_statistics import register_statistics  # noqa: PLC0415
-        from pipeline.maintenance.compress import register_compression  # noqa: PLC0415 - models are loaded now
-        from pipeline.maintenance.purge_command import register_purges  # noqa: PLC0415
-        from pipeline.maintenance.resync_command import register_resyncs  # noqa: PLC0415
+        from pipeline.maintenance.compress import CompressStateKind  # noqa: PLC0415
+        from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind  # noqa: PLC0415
+        from pipeline.maintenance.purge_room import PurgeRoomKind  # noqa: PLC0415
+        from pipeline.maintenance.resync import ResyncKind  # noqa: PLC0415
+        from pipeline.maintenance.subjects import register_subjects  # noqa: PLC0415
 
-        register_compression()
-        register_exports()
+        run.register(
+            ArchiveKind(), CensorKind(), CheckStreamsKind(), CompressStateKind(), ExportKind(), ImportKind(),
+            PurgeHistoryKind(), PurgeOrphansKind(), PurgeRetentionKind(), PurgeRoomKind(), ResyncKind(), RestoreKind(),
+        )  # fmt: skip
         register_feeds()
         register_statistics()
-        register_imports()
-        register_purges()
-        register_resyncs()
-        register_kinds()
+        register_subjects()

@@ -41,7 +41,6 @@ __all__ = [
     "JobCancelled",
     "JobInterrupted",
     "JobLost",
-    "JobRunning",
     "LedgerMismatch",
     "LoaderFailed",
     "MasterAway",
@@ -72,10 +71,6 @@ class UnusableArguments(PipelineError):
 
 class UnusableSource(UnusableArguments):
     """A file or a database from which no events can be read; nothing was begun."""
-
-
-class JobRunning(PipelineError):
-    """Another living process works on the job."""
 
 
 class JobCancelled(PipelineError):

@@ -24,12 +24,15 @@ from replsite.snapshot.shared import SHARED
 from replsite.snapshot.types import Snapshot
 from replsite.status.verdicts import HealthWord, Severity
 from streams.conf import stream_settings
+from streams.db import driver
 from streams.replication.server.broadcaster import silent_seconds
 
 __all__ = ["Part", "Report", "not_answering", "ready", "summary"]
 
 #: With so much less than wanted free on the disk a process cannot serve.
 FULL_SHARE = 1 / 8
+#: From here on the queue of notifications is filling; the server itself warns from one half on.
+QUEUE_SHARE = 0.5
 #: The broadcaster looks once a second; a database that is away is told of as such, and not here.
 BROADCASTER_SILENT_SECONDS = 30.0
 
@@ -73,6 +76,20 @@ def _database() -> Part:
     except Error as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return Part("database", False, f"It cannot be used ({reason}). Start the server, or correct DATABASE_URL.")
+
+
+def _notifications() -> Part:
+    """The server's queue of notifications: without room in it nobody announces a position."""
+    try:
+        with connections[stream_settings().database].cursor() as cursor:
+            usage = driver.notify_queue_usage(cursor)
+    except Error as error:
+        return Part("notifications", False, f"Their queue cannot be looked at ({str(error).strip()}).")
+    sentence = f"The server's queue of notifications is {usage:.0%} full".replace("%", " %")
+    if usage < QUEUE_SHARE:
+        return Part("notifications", True, f"{sentence}.")
+    do = "End the session that LISTENs and keeps a transaction open; the server's log names it"
+    return Part("notifications", False, f"{sentence}: when it is full, nothing is announced. {do}.", "full")
 
 
 def _migrations() -> Part:
@@ -153,7 +170,7 @@ def ready(get: Callable[[], Snapshot] = SHARED.get) -> Report:
 def summary(get: Callable[[], Snapshot] = SHARED.get) -> Report:
     """Is everything well: this process, and the streams, writers and readers of the cluster."""
     parts, snapshot = _ready(get)
-    parts.append(_disk())
+    parts += [_disk(), *([_notifications()] if parts[0].well else [])]
     if snapshot is None:
         return _report(parts, "")
     for problem in snapshot.health.problems:

@@ -26,6 +26,7 @@ _WORDS = {
     "database": "It cannot be used, or does not answer. Start the server, or correct DATABASE_URL.",
     "migrations": "Some are not applied. Run: manage.py migrate.",
     "positions": "They cannot be read. See manage.py check_streams.",
+    "notifications": "Their queue is filling; when it is full, nothing is announced. End the session that keeps it.",
     "broadcaster": "Clients of this process get no facts. Start it again.",
     "disk": "It is nearly full. Remove old archives and imports, or make it larger.",
 }

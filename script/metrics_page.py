@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Writes the tables of ``docs/reference/metrics.md`` from the names in the code: labels, types, Synapse's names, meanings.
+"""Writes the tables of ``docs/reference/metrics.md`` from the table in the code: labels, types, Synapse's names, meanings.
 
 What stands between the marks is replaced; ``--check`` only compares, as ``tests/docs/test_metrics_page.py`` does.
 """
@@ -15,41 +15,26 @@ from typing import Any
 
 PROJECT = Path(__file__).resolve().parent.parent
 PAGE = PROJECT / "docs" / "reference" / "metrics.md"
-#: Which of our names the names of Synapse that count otherwise stand beside.
-_BESIDE = {
-    "synapse_storage_stream_current_position": "replsite_stream_linear_position",
-    "synapse_event_persisted_position": "replsite_stream_linear_position",
-    "synapse_event_processing_positions": "replsite_reader_position",
-    "synapse_event_processing_lag": "replsite_reader_lag_seconds",
-    "synapse_event_processing_last_ts": "replsite_reader_lag_seconds",
-    "synapse_build_info": "replsite_build_info",
-    "synapse_scheduler_running_tasks": "replsite_jobs",
-    "synapse_background_update_status": "replsite_jobs",
-}
 
 
 def tables() -> dict[str, str]:
     """Mark -> the lines that stand there."""
-    from replsite.metrics.names import OWN, SYNAPSE  # noqa: PLC0415 - after the environment is set
-    from replsite.metrics.process import PROCESS  # noqa: PLC0415
-    from replsite.metrics.synapse import ALIASES  # noqa: PLC0415
+    from replsite.metrics.table import OWN, PROCESS, SYNAPSE  # noqa: PLC0415 - after the environment is set
 
-    ours = {name.name: name for name in (*OWN, *PROCESS)}
-    theirs = [(_BESIDE[n.name], n.exported, n.labels, n.type, n.help) for n in SYNAPSE]
-    for own, aliases in ALIASES.items():
-        for alias in aliases:
-            labels = (*alias.labels.values(), *alias.fixed, "server_name")
-            name = alias.name + ("_total" if ours[own].counter else "")
+    exported = {one.name: one.exported for one in (*OWN, *PROCESS)}
+    theirs = [(one.exported, one.labels, one.type, exported[one.stands_for], one.help) for one in SYNAPSE]
+    for one in (*OWN, *PROCESS):
+        for alias, name, labels in one.names_of_synapse():
             only = "".join(f"; only {key} {value}" for key, value in alias.where.items())
-            theirs.append((own, name, labels, ours[own].type, f"the same figures{only}"))
+            theirs.append((name, labels, one.type, one.exported, f"the same figures{only}"))
     return {
         "cluster": _own(OWN),
         "process": _own(PROCESS),
         "synapse": "\n".join(
             ["| name of Synapse | type | stands for | what |", "|---|---|---|---|"]
             + [
-                f"| {_code(name, labels)} | {kind} | `{ours[own].exported}` | {about} |"
-                for own, name, labels, kind, about in sorted(theirs, key=lambda row: row[1])
+                f"| {_code(name, labels)} | {kind} | `{own}` | {about} |"
+                for name, labels, kind, own, about in sorted(theirs)
             ]
         ),
     }

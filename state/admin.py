@@ -1,4 +1,7 @@
-"""State groups in the admin, read-only. Deltas have a composite key, so they are shown with their group."""
+"""Read-only admin pages of state groups.
+
+A delta has a composite key, which the admin cannot link to, so deltas are shown on the page of their group.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ MOST_DELTAS = 200
 
 @admin.register(StateGroup)
 class StateGroupAdmin(ReadOnlyAdmin):
-    """One full state of a room, and in what it differs from the one it is built on."""
+    """Page of one state group, with the entries in which it differs from the group below."""
 
     list_display = ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read")
     ordering = ("-id",)
@@ -25,7 +28,7 @@ class StateGroupAdmin(ReadOnlyAdmin):
 
     @admin.display(description=f"differs in (first {MOST_DELTAS})")
     def deltas(self, group: StateGroup) -> SafeString:
-        """The group's own rows."""
+        """Returns the group's own delta rows as a list, the first ``MOST_DELTAS`` of them."""
         rows = StateGroupDelta.objects.filter(chain=group.chain, state_group=group.pk).order_by("type", "state_key")
         lines = rows.values_list("type", "state_key", "event_id")[:MOST_DELTAS]
         items = format_html_join(

@@ -4,7 +4,10 @@ from django.apps import AppConfig
 
 
 class StateConfig(AppConfig):
-    """The ``state`` app: fixed label and key type, so that installing it elsewhere invents no migrations."""
+    """Configuration of the ``state`` app.
+
+    Label and key type are fixed, so that a project that installs the app gets no migrations of its own.
+    """
 
     name = "state"
     label = "state"

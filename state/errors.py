@@ -14,16 +14,16 @@ __all__ = ["StateError", "StepTooLarge", "UnknownRoomVersion", "UnknownStateGrou
 
 
 class StateError(Exception):
-    """Base of all errors of this room."""
+    """Base class of all errors of this room."""
 
 
 class StepTooLarge(StateError, ValueError):
-    """The group of a state event differs from the state before in more than can be stored on top of that."""
+    """Raised when the group of a state event changes more entries than one delta on the state before may hold."""
 
 
 class UnknownRoomVersion(StateError, ValueError):
-    """There are no rules for a room version of this name."""
+    """Raised for a room version that has no rules here."""
 
 
 class UnknownStateGroup(StateError, LookupError):
-    """A state group that is not stored."""
+    """Raised for a state group that is not stored."""

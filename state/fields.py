@@ -1,7 +1,7 @@
 """The model field for Matrix identifiers: event, room and user IDs, event types, state keys.
 
-Its own class, because Django would give every unique text column a second index for LIKE queries, which byte order
-makes superfluous.
+Django gives every unique text column a second index for LIKE queries. Byte order makes it superfluous, and this class
+avoids it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["IdentifierField"]
 
 
 class IdentifierField(models.TextField):
-    """Text of at most 255 bytes without NUL (whoever parses sees to that), compared by code point."""
+    """Text of at most 255 bytes without NUL, compared by code point. The parser of events checks the length."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("db_collation", "C")
         super().__init__(*args, **kwargs)
 
     def db_type(self, connection: BaseDatabaseWrapper) -> str:
-        """The same type as ``text`` under a name for which Django makes no LIKE index."""
+        """Returns a synonym of ``text`` for which Django creates no LIKE index."""
         return "character varying"

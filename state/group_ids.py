@@ -1,4 +1,4 @@
-"""Numbers for new state groups, from the table's own sequence (no Django)."""
+"""Reserves IDs of new state groups from the table's sequence (no Django)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_s
 
 
 def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
-    """IDs for ``count`` new groups, ascending and not necessarily consecutive; never given back."""
+    """Returns ``count`` new group IDs, ascending, with possible gaps. They are never given back."""
     cursor.execute(_RESERVE, {"count": count})
     return sorted(number for (number,) in cursor)

@@ -1,20 +1,19 @@
-"""Tables of the room ``state``: state groups and their deltas.
+"""Tables of state groups and their deltas.
 
-A *state group* is one full state of a room: a map ``(type, state_key) -> event_id``. It is stored as a *delta*: the
-keys that differ from the group it is built on. Many events share a group
-(``events.models.Event.state_group``).
+A *state group* is one full state of a room: a map ``(type, state_key) -> event_id``. It is stored as a *delta*, the keys
+that differ from the group below it. Many events share a group (``events.models.Event.state_group``).
 
-Groups lie in *chains*. All groups of a chain build on each other in the order of their IDs, so the delta rows that
-make up the state of group ``g`` inside its chain are one contiguous index range, ``chain = c AND state_group <=
-g``, and the row with the highest ``state_group`` wins per key. The first group of a chain is either full
-(``prev_group`` null) or builds on a group of another chain; ``hops`` counts such steps and is bounded
-(``state.groups.deltas``), so reading any group is one query with a bounded number of range scans.
+Groups lie in *chains*. The groups of a chain build on each other in the order of their IDs. So the delta rows that make up
+group ``g`` inside its chain are one index range, ``chain = c AND state_group <= g``, and for each key the row with the
+highest ``state_group`` wins. The first group of a chain is stored in full (``prev_group`` null), or builds on a group of
+another chain. ``hops`` counts the chains below and is bounded (``state.groups.deltas``), so one query with a bounded number
+of range scans reads any group.
 
-The group of an accepted state event has the state before the event as its ``prev_group``, in other words: its delta
-is that event (a create event has none).
+The group of an accepted state event has the state before the event as its ``prev_group``. Its delta is that event alone.
+A create event has no group below.
 
-Invariants: group IDs of a room ascend in the order of creation (``prev_group < id``); a chain is only extended at
-its last group, by whoever holds the room's lock. Other services import these models and should only read them.
+Invariants: group IDs of a room ascend in the order of creation (``prev_group < id``). A chain is extended only at its last
+group, and only under the room's lock. Other services may import these models, and should only read them.
 """
 
 from __future__ import annotations
@@ -30,22 +29,21 @@ __all__ = ["StateGroup", "StateGroupDelta"]
 
 
 class StateGroupQuerySet(ReadOnlyQuerySet["StateGroup"]):
-    """State groups; indexed by ID, (room_id, ID) and prev_group."""
+    """Queries of state groups, which are indexed by ID, (room_id, ID) and prev_group."""
 
     def in_room(self, room_id: str) -> StateGroupQuerySet:
-        """The groups of a room, in the order of creation."""
+        """Returns the groups of a room in the order of creation."""
         return self.filter(room_id=room_id).order_by("id")
 
     def built_on(self, group: int) -> StateGroupQuerySet:
-        """The groups that are deltas of this one."""
+        """Returns the groups that are stored as deltas of this one."""
         return self.filter(prev_group=group).order_by("id")
 
 
 class StateGroup(models.Model):
-    """One full state of a room, see the module for how groups, chains and deltas make it up.
+    """One full state of a room. The module describes how groups, chains and deltas represent it.
 
-    ``keys`` is the number of entries of the full state, ``rows_to_read`` the number of delta rows that an expansion
-    reads.
+    ``keys`` is the number of entries of the full state. ``rows_to_read`` is the number of delta rows that reading it takes.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -80,17 +78,17 @@ class StateGroup(models.Model):
 
 
 class StateGroupDeltaQuerySet(ReadOnlyQuerySet["StateGroupDelta"]):
-    """The rows of state groups; indexed by (chain, state_group, type, state_key)."""
+    """Queries of delta rows, which are indexed by (chain, state_group, type, state_key)."""
 
     def of_group(self, group: StateGroup) -> StateGroupDeltaQuerySet:
-        """In what a group differs from the one that it is built on; of a full one all entries."""
+        """Returns the rows of a group: its difference from the group below, or all entries of a full group."""
         return self.filter(chain=group.chain, state_group=group.pk).order_by("type", "state_key")
 
 
 class StateGroupDelta(models.Model):
-    """One entry in which a group differs from its ``prev_group``; null ``event_id``: the key is not in this group.
+    """One entry in which a group differs from its ``prev_group``. A null ``event_id`` removes the key.
 
-    A full group has one row per entry. The primary key is the range that expansions read.
+    A full group has one row for each entry. The primary key is the index range that readers scan.
     """
 
     pk = models.CompositePrimaryKey("chain", "state_group", "type", "state_key")

@@ -1,7 +1,7 @@
-"""Reading and numbering state groups in the database.
+"""Reads state groups from the database.
 
-A filter (``state.groups.filters``) is part of the query, so entries that nobody asked for are not sent. Works on the connection
-of the alias that is given, inside the caller's transaction if there is one; each function is one query, so one snapshot.
+A filter (``state.groups.filters``) becomes part of the query, so only wanted entries are sent. Each function is one query, hence
+one snapshot, on the connection of the given alias and inside the caller's transaction if there is one.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ SELECT NULL, chains.chain, read.* FROM chains, LATERAL (
 
 
 def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHING) -> State:
-    """The state of a group, ``(type, state_key) -> event_id``, as far as wanted; raises ``UnknownStateGroup``."""
+    """Returns the entries of a group's state that ``only`` accepts, ``(type, state_key) -> event_id``.
+
+    Raises ``UnknownStateGroup``.
+    """
     if only.is_keys_only and len(only.keys) <= ONE_BY_ONE:
         state = _at_keys([group], only.keys, using).get(group, {})
     else:
@@ -126,9 +129,9 @@ def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHIN
 
 
 def full_states(groups: Iterable[int], using: str = "default", only: StateFilter = EVERYTHING) -> dict[int, State]:
-    """The states of several groups by one query, each row read once; raises ``UnknownStateGroup``.
+    """Returns the states of several groups by one query that reads each row once. Raises ``UnknownStateGroup``.
 
-    All states are in memory at the same time: whoever asks for many groups of large rooms asks in rounds.
+    All states are in memory at the same time, so callers divide many groups of large rooms into rounds.
     """
     wanted = sorted(set(groups))
     if not wanted:
@@ -146,14 +149,14 @@ def full_states(groups: Iterable[int], using: str = "default", only: StateFilter
 
 
 class StateDigest(NamedTuple):
-    """A state as far as comparing goes."""
+    """The number of entries of a state, and a digest for comparing it with others."""
 
     entries: int
     sha256: str
 
 
 def state_digest(group: int, using: str = "default") -> StateDigest | None:
-    """The digest of a group's state, which is read like any other; null where there is no such group."""
+    """Returns the digest of a group's state, computed by the database, or null if the group is not stored."""
     with connections[using].cursor() as cursor:
         cursor.execute(_DIGEST, {"group": group})
         is_stored, *found = cursor.fetchone()
@@ -161,7 +164,7 @@ def state_digest(group: int, using: str = "default") -> StateDigest | None:
 
 
 def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "default") -> dict[int, State]:
-    """Of each group the entries at these keys; keys that it lacks are left out, and so is what a missing group had."""
+    """Returns for each group its entries at these keys. Keys that it lacks are left out. A missing group has no entries."""
     found: dict[int, State] = {group: {} for group in groups}
     return found | _at_keys(list(found), keys, using)
 
@@ -181,7 +184,7 @@ def _one_pass(group: int, only: StateFilter, using: str) -> State:
 
 
 def _condition(only: StateFilter) -> tuple[str, dict[str, list[str]]]:
-    """The filter as a condition on delta rows, and its values; nothing of it is put into the text of the query."""
+    """Returns the filter as an SQL condition on delta rows, with its values as parameters."""
     if only.is_everything:
         return "", {}
     keys = _storable_keys(only.keys)
@@ -197,7 +200,7 @@ def _condition(only: StateFilter) -> tuple[str, dict[str, list[str]]]:
 
 
 def _storable(values: Iterable[str]) -> list[str]:
-    """Those that a column can hold: no stored entry has another."""
+    """Returns the values that a column can hold. No stored entry has another."""
     return sorted(value for value in values if _can_be_stored(value))
 
 
@@ -210,7 +213,7 @@ def _can_be_stored(value: str) -> bool:
 
 
 def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
-    """Group -> what it has at these keys; groups that have nothing there are left out."""
+    """Returns for each group its entries at these keys. Groups without any are left out."""
     asked = _storable_keys(keys)
     found: dict[int, State] = {}
     types, state_keys = [key[0] for key in asked], [key[1] for key in asked]
@@ -226,14 +229,14 @@ def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) ->
 
 
 class _Chains:
-    """The chains that some groups lie on, and the states that their rows add up to."""
+    """The chains below some groups, and the states that their rows add up to."""
 
     def __init__(self) -> None:
         self._spans: dict[int, dict[int, int]] = {}
         self._rows: dict[int, list[tuple[int, StateKey, str | None]]] = {}
 
     def take(self, row: tuple[Any, ...]) -> None:
-        """A row of ``_MANY``: a chain that a wanted group lies on, or an entry of a chain."""
+        """Adds a row of ``_MANY``: a chain below a wanted group, or an entry of a chain."""
         wanted, chain, group, event_type, state_key, event_id = row
         if wanted is None:
             self._rows.setdefault(chain, []).append((group, (event_type, state_key), event_id))
@@ -244,7 +247,7 @@ class _Chains:
         return group in self._spans
 
     def states(self) -> dict[int, State]:
-        """The states of the wanted groups; a chain is walked once, after the one that it builds on, whose ID is lower."""
+        """Returns the states of the wanted groups. Each chain is read once, after the one below it, which has a lower ID."""
         below, ends = self._places()
         at: dict[int | None, State] = {None: {}}
         for chain in sorted(ends):
@@ -261,7 +264,7 @@ class _Chains:
         return {group: at[group] for group in self._spans}
 
     def _places(self) -> tuple[dict[int, int | None], dict[int, set[int]]]:
-        """Of each chain the group that it builds on, and its groups at which a state is asked for."""
+        """Returns the group below each chain, and for each chain the groups whose state is wanted."""
         below: dict[int, int | None] = {}
         ends: dict[int, set[int]] = {}
         for spans in self._spans.values():

@@ -1,11 +1,11 @@
-"""Canonical JSON: the one byte form of a value that hashes and signatures are made over (pure).
+"""Canonical JSON: the single byte form of a value, over which hashes and signatures are computed (pure).
 
-Keys sorted by code point, no spaces, UTF-8, shortest escapes. Numbers are integers within ±(2^53 - 1) under the
-strict rules (room version 6 and up); before that any integer and any finite float is let through, as in the servers
-of that time.
+Keys are sorted by code point. There are no spaces, the text is UTF-8, and escapes are the shortest. Under the strict
+rules (room version 6 and later) numbers are integers within ±(2^53 - 1). Before that any integer and any finite float is
+accepted, as servers of that time did.
 
-``orjson`` writes this form when its input is *plain*: only integers, no deeper than it goes. Everything else takes
-the slower encoder of the standard library.
+``orjson`` writes this form if its input is *plain*: no numbers but integers, and no deeper than it goes. Everything else
+goes through the slower encoder of the standard library.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SLOW = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", "
 
 
 def encode(value: Any, *, strict: bool = True) -> bytes:
-    """The canonical form of a JSON value; raises ``NotCanonical`` when it has none."""
+    """Returns the canonical form of a JSON value. Raises ``NotCanonical`` if it has none."""
     return encode_examined(value, plain=examine(value, strict=strict))
 
 
 def encode_examined(value: Any, *, plain: bool) -> bytes:
-    """The canonical form of a value, or a part of it, that went through ``examine`` with the answer ``plain``."""
+    """Returns the canonical form of a value, or of a part of it, for which ``examine`` returned ``plain``."""
     try:
         if plain:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
@@ -43,7 +43,7 @@ def encode_examined(value: Any, *, plain: bool) -> bytes:
 
 
 def examine(value: Any, *, strict: bool = True) -> bool:
-    """Check every value inside: true when it is plain, so that the fast encoder is exact.
+    """Checks every value inside, and returns true if the value is plain, so that the fast encoder is exact.
 
     Raises ``NotCanonical`` for what JSON or the strict rules do not allow. Linear in the size of the value.
     """
@@ -77,7 +77,7 @@ def _check_keys(item: dict[Any, Any]) -> None:
 
 
 def _check_number(item: Any, strict: bool) -> bool:
-    """True for an integer that every encoder writes alike."""
+    """Returns true for an integer that every encoder writes alike."""
     kind = type(item)
     if kind is int:
         if -LARGEST_INTEGER <= item <= LARGEST_INTEGER:
@@ -93,5 +93,5 @@ def _check_number(item: Any, strict: bool) -> bool:
 
 
 def _shown(number: int) -> str:
-    """The number for a message; very long ones by their size (turning them into text takes quadratic time)."""
+    """Returns a number for an error message. A very long one is given by its size, because printing it takes quadratic time."""
     return str(number) if number.bit_length() < 200 else f"of {number.bit_length()} bits"

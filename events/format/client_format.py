@@ -1,9 +1,10 @@
-"""An event as clients are given it, made from its stored bytes (pure).
+"""Makes the client's form of an event from its stored bytes (pure).
 
-Clients get the fields that are theirs (type, content, sender …) and the event's ID and room; content is copied as it
-stands, number for number. What a redaction leaves is decided by ``events.format.redaction``. Of ``unsigned``, which any
-server on the way can have written, goes out what this server adds itself, and the state that comes with an invite or a knock:
-only with those, and not when they are redacted.
+Clients get the fields meant for them (type, content, sender …), the event ID and the room ID. Content is copied byte for
+byte, including its numbers. ``events.format.redaction`` decides what a redaction leaves.
+
+Any server on the way may have written into ``unsigned``. So only two parts of it are given out: what this server adds
+itself, and the room state that comes with an invite or a knock, unless that event is redacted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from events.format import canonical_json
-from events.format.field_checks import optional_identifier
+from events.format.parsing import optional_identifier
 from events.format.redaction import prune
 from state.rules.room_versions import room_version
 
@@ -21,10 +22,10 @@ __all__ = ["StoredForm", "client_json", "pruned_json"]
 
 
 class StoredForm(msgspec.Struct, frozen=True):
-    """An event's bytes with what is known of them.
+    """The stored bytes of an event, and the facts needed to show it.
 
-    ``pruned``: only what a redaction leaves is given out. ``redacted_by``: the redaction that applies; ``because``: the same
-    itself, where it is here.
+    ``pruned``: give out only what a redaction leaves. ``redacted_by``: ID of the redaction that applies. ``because``: that
+    redaction's own form, if it is stored here.
     """
 
     event_id: str
@@ -38,7 +39,7 @@ class StoredForm(msgspec.Struct, frozen=True):
 
 
 class _Unsigned(msgspec.Struct):
-    """The parts of ``unsigned`` that clients are given."""
+    """The parts of ``unsigned`` that clients get."""
 
     replaces_state: Any = msgspec.UNSET
     invite_room_state: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -46,7 +47,7 @@ class _Unsigned(msgspec.Struct):
 
 
 class _Stored(msgspec.Struct):
-    """The parts of a stored event that clients are given; all others are passed over unread."""
+    """The parts of a stored event that clients get. All others are skipped without decoding."""
 
     content: msgspec.Raw
     origin_server_ts: msgspec.Raw
@@ -57,7 +58,7 @@ class _Stored(msgspec.Struct):
 
 
 class _ForClients(msgspec.Struct):
-    """A client's event, in the order in which it is written."""
+    """The client's form of an event, in the order in which it is written."""
 
     content: msgspec.Raw
     event_id: str
@@ -79,7 +80,7 @@ _NOTHING = _Unsigned()
 
 
 def client_json(event: StoredForm) -> bytes:
-    """The event as a client is given it: UTF-8 JSON, with redactions applied."""
+    """Returns the event for clients: UTF-8 JSON, with redactions applied."""
     if event.pruned or event.redacts is not None:
         return canonical_json.encode(_rewritten(event), strict=False)
     stored = _STORED.decode(event.json)
@@ -98,7 +99,7 @@ def client_json(event: StoredForm) -> bytes:
 
 
 def pruned_json(json: bytes, version: str) -> bytes:
-    """What a redaction leaves of an event, in the canonical form; signatures still verify. ``unsigned`` is left out."""
+    """Returns the redacted form in canonical JSON, on which signatures still verify. ``unsigned`` is left out."""
     pruned = prune(_ANY.decode(json), room_version(version))
     pruned.pop("unsigned", None)
     return canonical_json.encode(pruned, strict=False)
@@ -127,13 +128,13 @@ def _is_event_id(value: Any) -> bool:
 
 
 def _room_state_key(event_type: Any, content: Any) -> str | None:
-    """The key of ``unsigned`` in which an invite or a knock has the room's state."""
+    """Returns the key of ``unsigned`` in which an invite or a knock carries room state, or null for other events."""
     membership = content.get("membership") if event_type == "m.room.member" and isinstance(content, dict) else None
     return {"invite": _INVITE, "knock": _KNOCK}.get(membership) if isinstance(membership, str) else None
 
 
 def _rewritten(event: StoredForm) -> dict[str, Any]:
-    """The slow way, for events of which something changes."""
+    """Decodes and rewrites events that must be changed. All others take a fast path."""
     version = room_version(event.version)
     stored = _ANY.decode(event.json)
     if event.pruned:

@@ -1,7 +1,7 @@
-"""Content hash, reference hash and event ID of an event (pure).
+"""Content hash, reference hash and ID of an event (pure).
 
-The content hash covers the event as its sender made it; the reference hash covers its redacted form, so it does not
-change when the event is redacted. From room version 3 on the reference hash *is* the event ID.
+The content hash covers the event as its sender made it. The reference hash covers the redacted form, so a redaction does not
+change it. From room version 3 on the event ID is the reference hash.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _NOT_IN_CONTENT_HASH = ("unsigned", "signatures", "hashes", "age_ts", "outlier",
 
 
 def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
-    """The hash over the whole event, unpadded standard base64.
+    """Returns the hash of the whole event in standard base64 without padding.
 
-    ``plain`` is the answer of ``canonical.examine`` for this event where the caller has it already.
+    ``plain`` is the answer of ``canonical_json.examine`` for this event, if the caller has it already.
     """
     covered = dict(event)
     for key in _NOT_IN_CONTENT_HASH:
@@ -34,10 +34,10 @@ def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool 
 
 
 def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
-    """Whether ``hashes.sha256`` is the content hash: not so when the event was pruned or tampered with.
+    """Returns true if ``hashes.sha256`` is the content hash. It is false for events that were redacted or tampered with.
 
-    The bytes count: servers read padded and URL-safe base64, too. A hash that is missing or cannot be read fits nothing, and
-    hashes by other algorithms say nothing.
+    The decoded bytes are compared, because servers accept padded and URL-safe base64 as well. A missing or unreadable
+    hash never matches. Hashes by other algorithms do not count.
     """
     hashes = event.get("hashes")
     told = hashes.get("sha256") if isinstance(hashes, dict) else None
@@ -48,7 +48,7 @@ def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plai
 
 
 def _same_bytes(told: str, right: str) -> bool:
-    """Whether another text stands for the same digest."""
+    """Returns true if another text encodes the same digest."""
     if len(told) not in (len(right), _PADDED):
         return False
     try:
@@ -60,12 +60,12 @@ def _same_bytes(told: str, right: str) -> bool:
 
 
 def reference_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
-    """The hash over the redacted event, unpadded standard base64."""
+    """Returns the hash of the redacted event in standard base64 without padding."""
     return _unpadded(base64.b64encode(_reference_digest(event, version, plain)))
 
 
 def event_id(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
-    """The ID of the event: its own field in versions 1 and 2, else computed."""
+    """Returns the event's ID: its own field in versions 1 and 2, else computed from the reference hash."""
     if version.event_id_form is EventIdForm.CHOSEN:
         return str(event["event_id"])
     digest = _reference_digest(event, version, plain)

@@ -1,19 +1,18 @@
-"""One line of an import -> a parsed event, or the reason why not (pure).
+"""Parses a line of an import into an event, or gives the reason why it is refused (pure).
 
-A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}`` whose ``event_id``,
-``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering`` are honoured and whose other keys are
-ignored. The stored bytes of an event are its exact substring of the line. Every line is judged by itself, in time
-linear in its length.
+A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}``. Of the wrapper ``event_id``,
+``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering`` are used, and other keys are ignored. The stored
+bytes of an event are its exact substring of the line. Each line is parsed on its own, in time linear in its length.
 
-An event whose content does not fit its hash was redacted or tampered with on the way: no signature covers what it says. It is
-redacted here, before anything looks at it, so what is stored and told of it is what a redaction leaves. One that was redacted
-before it came has no more than that, and keeps its bytes.
+If the content does not match its hash, the event was redacted or tampered with on the way, and no signature covers its
+content. Such an event is redacted here, before anything else reads it, so that only the redacted form is stored and served.
+An event that was redacted before it came has nothing more to lose, and keeps its bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 from msgspec.structs import replace
@@ -21,16 +20,6 @@ from msgspec.structs import replace
 from events.errors import EventRefused, NotCanonical, Reason
 from events.format import hashes
 from events.format.canonical_json import encode_examined, examine
-from events.format.field_checks import (
-    boolean,
-    identifier,
-    integer,
-    optional_identifier,
-    references,
-    required,
-    shown,
-    storable,
-)
 from events.format.redaction import pruned_fields
 from events.format.strict_json import decode_event, decode_plain, decode_stored
 from state.errors import UnknownRoomVersion
@@ -38,36 +27,47 @@ from state.rules.room_versions import RoomVersion, room_version
 
 __all__ = [
     "ANNOUNCING",
-    "LARGEST_STREAM_ORDERING",
+    "IDENTIFIER_LIMIT_BYTES",
     "LINE_LIMIT_BYTES",
     "SIZE_LIMIT_BYTES",
     "ParsedEvent",
     "Verdict",
     "announced_version",
+    "boolean",
+    "identifier",
+    "integer",
+    "optional_identifier",
     "parse_event",
     "parse_line",
     "parse_row",
     "parse_stored",
+    "references",
+    "required",
     "ruled_content",
+    "shown",
+    "storable",
 ]
 
 LINE_LIMIT_BYTES = 1024 * 1024
 """Longest line that is looked at: sixteen times the size limit, room for white space and escapes."""
 SIZE_LIMIT_BYTES = 65_536
 """Largest event in canonical form, what this server added itself (``unsigned``) not counted."""
-LARGEST_STREAM_ORDERING = 2**63 - 1
+_LARGEST_BIGINT = 2**63 - 1
+IDENTIFIER_LIMIT_BYTES = 255
+"""Longest event ID, room ID, user ID, type or state key, in UTF-8."""
+_KINDS: dict[type, str] = {str: "a string", int: "an integer", dict: "an object", list: "an array", bool: "a boolean"}
 ANNOUNCING = b"m.room.create"
 """What stands in every line that ``announced_version`` learns from."""
 
 
 class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """Everything that storage and the room's graph need to know of one event, checked.
+    """One event, checked, with everything that storage and the room's graph need.
 
-    ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only
-    where rules look at it later (``events.format.parsing.ruled_content``), else it is empty. ``json`` is what is stored: the
-    bytes that came, or the redacted form where ``content_hash_matches`` is false. It may be emptied for ``room_history``, which
-    does not read it. ``rejection_given`` and ``soft_failure_given`` say that it was told whether the event was rejected or
-    soft-failed, so that the rules are not asked.
+    ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only if
+    rules read it later (``ruled_content``), else it is empty. ``json`` is what is stored: the received bytes, or the
+    redacted form if ``content_hash_matches`` is false. It may be emptied for ``events.history``, which does not read it.
+    ``rejection_given`` and ``soft_failure_given`` are true if the source stated the verdict, so that the rules are not
+    applied.
     """
 
     event_id: str
@@ -95,12 +95,12 @@ class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def is_state(self) -> bool:
-        """True for a state event, also when its state key is empty."""
+        """True for a state event, including one with an empty state key."""
         return self.state_key is not None
 
     @property
     def backfilled(self) -> bool:
-        """True when the wrapper gave it a negative stream ordering."""
+        """True if the wrapper gave a negative stream ordering."""
         return self.stream_ordering is not None and self.stream_ordering < 0
 
 
@@ -112,7 +112,7 @@ _RULED_MEMBER_KEYS = ("third_party_invite", "join_authorised_via_users_server")
 
 
 def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of an event's content that decides about this or other events: who may do what, who may see."""
+    """Returns the part of the content that decides about this or other events: power, membership, visibility."""
     if event_type in _RULED_TYPES:
         return content
     if event_type == "m.room.member":  # the membership has a field of its own
@@ -121,7 +121,7 @@ def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, A
 
 
 class Verdict(NamedTuple):
-    """What became of an event: the last fields of ``ParsedEvent``."""
+    """The outcome for an event: the last fields of ``ParsedEvent``."""
 
     outlier: bool
     rejected_reason: str | None
@@ -134,12 +134,12 @@ class Verdict(NamedTuple):
 def parse_stored(
     json: bytes, version: RoomVersion, event_id: str, verdict: Verdict, kept: dict[Any, Any]
 ) -> ParsedEvent:
-    """A stored event with what became of it. Raises ``EventRefused`` and ``ValueError``.
+    """Returns a stored event with its verdict. Raises ``EventRefused`` and ``ValueError``.
 
-    ``json`` of the outcome is empty, unless other bytes should be stored: the redacted form, where the content does not fit its
-    hash. An ID that is the hash of the event, and a content hash that fits, prove that its fields are those that were examined
-    when it was stored, so they are taken as they are. What the hashes do not cover is looked at, and so is everything where they
-    prove nothing. ``kept`` is what equal values of the room's events are shared in.
+    ``json`` of the result is empty, unless other bytes should be stored: the redacted form of content that does not match
+    its hash. If the event ID is the event's hash and the content hash matches, the fields are those that were checked
+    when the event was stored, and are not checked again. Fields that the hashes do not cover are checked. Without such
+    proof everything is. Equal values of a room's events share one object in ``kept``.
     """
     if version.ids_are_hashes:
         try:
@@ -188,7 +188,7 @@ def _proven(
 
 
 class _Line(msgspec.Struct):
-    """The wrapper's keys; every type is checked by us, so that the reason is ours."""
+    """The keys of the wrapper. They are decoded as any type and checked here, so that the error messages are ours."""
 
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     content: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -205,10 +205,10 @@ _NOTHING_TOLD = _Line()
 
 
 def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> ParsedEvent:
-    """The event of one line; raises ``EventRefused``.
+    """Returns the event of one line. Raises ``EventRefused``.
 
-    ``versions`` tells the room version of bare events by room ID: ask ``announced_version`` of all lines first. A
-    bare create event needs none, nor does a bare event of a room whose ID names no server (version 12).
+    ``versions`` maps room IDs to room versions, for bare events: call ``announced_version`` on all lines first. A bare
+    create event needs none, nor does a bare event whose room ID names no server (version 12).
     """
     text = line.strip(b" \t\r\n")
     if len(text) > LINE_LIMIT_BYTES:
@@ -223,9 +223,10 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
 
 
 def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
-    """The same of an event whose wrapper comes in parts: its bytes, and what columns beside them tell.
+    """Returns an event whose wrapper comes in parts: the bytes, and the values of columns beside them.
 
-    ``told`` may have the keys of a wrapper but for ``json``; what it leaves out was not said. Raises ``EventRefused``.
+    ``told`` may have the keys of a wrapper except ``json``. A missing key means that the source does not state it. Raises
+    ``EventRefused``.
     """
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(json)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
@@ -233,9 +234,9 @@ def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] 
 
 
 def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tuple[str, str] | None:
-    """(room ID, room version) of a create event; null for every other line (with ``told``, row).
+    """Returns (room ID, room version) of a create event, or null for any other line (with ``told``: row).
 
-    Cheap for lines that cannot be one. Never raises: what is wrong with a line is found by ``parse_line``.
+    Cheap for lines that cannot be one. Never raises: ``parse_line`` reports what is wrong with a line.
     """
     if ANNOUNCING not in line or len(line) > LINE_LIMIT_BYTES:
         return None
@@ -249,16 +250,16 @@ def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tup
 def parse_event(
     json: bytes, event: Mapping[str, Any], version_name: Any, given_id: Any = None, *, plain: bool = False
 ) -> ParsedEvent:
-    """Check one event: its bytes, the same decoded, its room version, and the ID that it is said to have.
+    """Checks one event, given as bytes and decoded, with its room version and the ID stated for it.
 
-    ``plain``: the bytes are known to be (``events.format.strict_json.decode_plain``), so that numbers and depth need no look.
+    ``plain``: the bytes passed ``events.format.strict_json.decode_plain``, so that numbers and depth need no check.
     """
     told = _NOTHING_TOLD if given_id is None else _Line(event_id=given_id)
     return _checked(json, event, version_name, plain, told)
 
 
 def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bool, wrapper: _Line) -> ParsedEvent:
-    """``version_name`` is what holds, whatever the wrapper tells."""
+    """Checks the fields. ``version_name`` wins over what the wrapper states."""
     version = _version(version_name)
     plain = (plain and len(json) <= SIZE_LIMIT_BYTES) or _examined(json, event, version)
     content = required(event, "content", dict)
@@ -295,7 +296,7 @@ def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bo
 def _redacted(
     json: bytes, event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None
 ) -> tuple[bytes, Mapping[str, Any]]:
-    """What is kept of an event whose content does not fit its hash: the same where a redaction takes nothing away."""
+    """Returns the kept form of an event whose content does not match its hash: itself, if a redaction would remove nothing."""
     pruned = pruned_fields(event, version)
     if len(pruned) == len(event) - ("unsigned" in event) and pruned["content"] == event["content"]:
         return json, event
@@ -313,7 +314,7 @@ def _parse_wrapped(raw: bytes, wrapper: _Line, versions: Mapping[str, str]) -> P
 
 
 def _split(text: bytes) -> _Line | None:
-    """The wrapper, or null for a bare event."""
+    """Returns the wrapper, or null for a bare event."""
     if not text.startswith(b"{"):
         decode_event(text)  # raises with the reason
     try:
@@ -352,7 +353,7 @@ def _version(name: Any) -> RoomVersion:
 
 
 def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bool:
-    """Numbers, depth and size; true when the event is plain (``canonical.examine``)."""
+    """Checks numbers, depth and size. Returns true if the event is plain (``canonical_json.examine``)."""
     try:
         plain = examine(event, strict=version.strict_json)
         if len(json) > SIZE_LIMIT_BYTES:
@@ -366,7 +367,7 @@ def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bo
 
 
 def _ids(event: Mapping[str, Any], version: RoomVersion, plain: bool, given_id: Any) -> tuple[str, str]:
-    """Event ID and room ID; refuses a given event ID that is not the computed one."""
+    """Returns event ID and room ID. Refuses a stated event ID that differs from the computed one."""
     hashed = version.ids_are_hashes
     event_id = hashes.event_id(event, version, plain=plain) if hashed else identifier(event, "event_id", "$")
     if given_id is not None and given_id != event_id:
@@ -385,7 +386,7 @@ def _redacts(event: Mapping[str, Any], content: Mapping[str, Any], version: Room
 
 
 def _verdict(wrapper: _Line) -> Verdict:
-    """What the wrapper says about the event."""
+    """Returns the verdict stated by the wrapper."""
     reason, ordering = wrapper.rejected_reason, wrapper.stream_ordering
     soft_failed = wrapper.soft_failed
     if reason is msgspec.UNSET:
@@ -393,7 +394,7 @@ def _verdict(wrapper: _Line) -> Verdict:
     elif reason is not None:
         reason = storable(reason, "rejected_reason", limit_bytes=None)
     if ordering is not None:
-        ordering = integer({"stream_ordering": ordering}, "stream_ordering", -LARGEST_STREAM_ORDERING)
+        ordering = integer({"stream_ordering": ordering}, "stream_ordering", -_LARGEST_BIGINT)
     return Verdict(
         boolean(wrapper.outlier, "outlier"),
         reason,
@@ -402,3 +403,122 @@ def _verdict(wrapper: _Line) -> Verdict:
         wrapper.rejected_reason is not msgspec.UNSET,
         soft_failed is not msgspec.UNSET,
     )
+
+
+# --- single fields -----------------------------------------------------------------------------------------------------
+
+
+def required(event: Mapping[str, Any], name: str, kind: type) -> Any:
+    """Returns a field that must be present and of exactly that type."""
+    try:
+        value = event[name]
+    except KeyError:
+        raise EventRefused(Reason.MISSING_KEY, f"{name} is missing") from None
+    if type(value) is not kind:
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be {_KINDS[kind]}")
+    return value
+
+
+def storable(value: Any, name: str, limit_bytes: int | None = IDENTIFIER_LIMIT_BYTES) -> str:
+    """Returns a string that a text column can hold: without NUL, valid Unicode, and short enough for an index."""
+    if type(value) is not str:
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be a string")
+    if "\0" in value:
+        raise EventRefused(Reason.NUL_CHARACTER, f"{name} holds the character U+0000, which cannot be stored")
+    size = len(value) if value.isascii() else _encoded_size(value, name)
+    if limit_bytes is not None and size > limit_bytes:
+        raise EventRefused(Reason.IDENTIFIER_TOO_LONG, f"{name} has {size} bytes; at most {limit_bytes} are allowed")
+    return value
+
+
+def _encoded_size(value: str, name: str) -> int:
+    try:
+        return len(value.encode())
+    except UnicodeEncodeError:
+        raise EventRefused(Reason.BAD_UNICODE, f"{name} holds half of a surrogate pair") from None
+
+
+def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
+    """Returns a required Matrix identifier that begins with its sigil."""
+    found = event.get(name)
+    if _is_plain(found, sigil):
+        return found
+    value = storable(required(event, name, str), name)
+    if not value.startswith(sigil):
+        raise EventRefused(Reason.BAD_IDENTIFIER, f"{name} is {shown(value)} and should begin with {sigil!r}")
+    return value
+
+
+def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
+    """Returns true for most storable identifiers. The others need a closer look."""
+    return (
+        type(value) is str
+        and len(value) <= IDENTIFIER_LIMIT_BYTES
+        and value.startswith(sigil)
+        and value.isascii()
+        and "\0" not in value
+    )
+
+
+def optional_identifier(value: Any) -> str | None:
+    """Returns an identifier named in content, or null if a column cannot hold it. Content may be anything."""
+    if value is None:
+        return None
+    if type(value) is not str or "\0" in value or len(value.encode()) > IDENTIFIER_LIMIT_BYTES:
+        return None
+    return value
+
+
+def integer(event: Mapping[str, Any], name: str, least: int) -> int:
+    """Returns a required integer between ``least`` and 2^63 - 1."""
+    value = event.get(name)
+    if type(value) is int and least <= value <= _LARGEST_BIGINT:
+        return value
+    value = required(event, name, int)
+    if not least <= value <= _LARGEST_BIGINT:
+        shown = value if value.bit_length() < 200 else "far too large"
+        raise EventRefused(Reason.OUT_OF_RANGE, f"{name} is {shown}; it must lie between {least} and {_LARGEST_BIGINT}")
+    return int(value)
+
+
+def boolean(value: Any, name: str) -> bool:
+    """Returns a flag of the wrapper. Absent and null mean false."""
+    if value is None:
+        return False
+    if type(value) is not bool:
+        raise EventRefused(Reason.WRONG_TYPE, f"{name} is {shown(value)} and should be a boolean")
+    return value
+
+
+def references(event: Mapping[str, Any], name: str, version: RoomVersion, own_id: str) -> tuple[str, ...]:
+    """Returns the IDs in ``prev_events`` or ``auth_events``, in the event's order and without repetitions."""
+    found: dict[str, None] = {}
+    hashed = version.ids_are_hashes
+    for entry in required(event, name, list):
+        if hashed and _is_plain(entry, "$"):
+            found[entry] = None
+        else:
+            found[_reference(entry if hashed else _old_reference(entry, name), name)] = None
+    if own_id in found:
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names the event itself")
+    return tuple(found)
+
+
+def _reference(value: Any, name: str) -> str:
+    reference = storable(value, f"an entry of {name}")
+    if not reference.startswith("$"):
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} names {shown(reference)}, which is no event ID")
+    return reference
+
+
+def _old_reference(entry: Any, name: str) -> Any:
+    """Returns the ID in ``[id, {"sha256": hash}]``, the form of room versions 1 and 2."""
+    if type(entry) is not list or len(entry) != 2:
+        raise EventRefused(Reason.BAD_REFERENCE, f"{name} holds {shown(entry)}; it should hold pairs of ID and hashes")
+    return entry[0]
+
+
+def shown(value: Any) -> str:
+    """Returns a value for an error message. Strings and numbers are shortened; of other values only the type is given."""
+    text = repr(value) if type(value) in (str, int, float, bool, type(None)) else _KINDS.get(type(value), "a value")
+    return text if len(text) <= 100 else text[:100] + "…"

@@ -1,7 +1,6 @@
-"""What is left of an event when it is redacted (pure).
+"""The redaction rules: what is left of an event when it is redacted (pure).
 
-The pruned form is also what reference hashes and signatures are made over, so it must be exact for every room
-version.
+Reference hashes and signatures are computed over the redacted form, so it must be exact for every room version.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _POWER_LEVELS = ("users", "users_default", "events", "events_default", "state_de
 
 
 def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-    """The redacted form of a federation event; ``unsigned`` keeps what this server added itself."""
+    """Returns the redacted form of a federation event. ``unsigned`` keeps what this server added itself."""
     pruned = pruned_fields(event, version)
     unsigned = event.get("unsigned")
     if isinstance(unsigned, dict):
@@ -35,7 +34,7 @@ def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
 
 
 def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-    """Of the redacted form what its sender made: everything but ``unsigned``."""
+    """Returns the redacted form as its sender made it, without ``unsigned``."""
     kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
     pruned = dict(event)
     for key in pruned.keys() - kept:
@@ -45,7 +44,7 @@ def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, A
 
 
 def prune_content(event_type: Any, content: Any, version: RoomVersion) -> dict[str, Any]:
-    """The content that is left of an event of that type."""
+    """Returns the content that a redaction leaves of an event of that type."""
     if event_type == "m.room.message" or not isinstance(content, dict):
         return {}
     if event_type == "m.room.create" and version.newer_redactions:
@@ -80,7 +79,7 @@ def _kept_content_keys(event_type: Any, version: RoomVersion) -> tuple[str, ...]
 
 
 class _Party(Protocol):
-    """What the rule looks at in a redaction and its target."""
+    """The fields of a redaction and of its target that the rule reads."""
 
     @property
     def event_id(self) -> str: ...
@@ -93,10 +92,10 @@ class _Party(Protocol):
 
 
 def may_redact(redaction: _Party, target: _Party, version: RoomVersion, levels: PowerLevels | None) -> bool:
-    """Whether an accepted redaction that names this target applies to it.
+    """Returns true if an accepted redaction that names this target applies to it.
 
-    ``levels`` are those before the redaction; null: only decide by what needs no state. Create events are never
-    redacted, nor is anything from another room.
+    ``levels`` are the power levels before the redaction. If they are null, only the rules that need no state are applied.
+    Create events and events of other rooms are never redacted.
     """
     if target.type == "m.room.create" or target.room_id != redaction.room_id:
         return False

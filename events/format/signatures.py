@@ -1,6 +1,6 @@
 """Signatures of signed JSON: ed25519 over the canonical form without ``signatures`` and ``unsigned`` (pure).
 
-A signature that cannot be read is simply none; nothing here raises for what somebody else wrote.
+A signature that cannot be read counts as none. Nothing here raises because of what another server wrote.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ from state.rules.room_versions import RoomVersion
 
 __all__ = [
     "SigningKey",
-    "event_is_signed",
     "is_public_key",
-    "is_signed",
     "signatures_of",
     "signed_by",
     "verify_keys",
@@ -41,7 +39,7 @@ _SMALL_ORDER = frozenset((0, 1, _P - 1, _EIGHTH, _P - _EIGHTH))
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A server's private key; ``key_id`` is its name as others ask for it, such as ``ed25519:auto``."""
+    """A server's private key. ``key_id`` is its published name, such as ``ed25519:auto``."""
 
     server: str
     key_id: str
@@ -49,47 +47,37 @@ class SigningKey:
 
     @classmethod
     def from_seed(cls, server: str, key_id: str, seed: str) -> SigningKey:
-        """From the 32 bytes of the seed in base64, as servers keep it; raises ``ValueError``."""
+        """Returns the key of a 32-byte seed in base64, as servers store it. Raises ``ValueError``."""
         if not key_id.startswith(_ALGORITHM):
             raise ValueError(f"The key ID {key_id!r} should begin with {_ALGORITHM!r}.")
         return cls(server, key_id, Ed25519PrivateKey.from_private_bytes(_decoded(seed)))
 
     @property
     def public(self) -> str:
-        """The public key in base64 without padding, as it is published."""
+        """The public key as it is published: base64 without padding."""
         return _encoded(self.private.public_key().public_bytes_raw())
 
     def signature(self, value: Mapping[str, Any]) -> str:
-        """The signature of an object that has a canonical form; raises ``NotCanonical``."""
+        """Returns the signature of an object. Raises ``NotCanonical`` if the object has no canonical form."""
         return _encoded(self.private.sign(encode(_covered(value), strict=False)))
 
     def sign_event(self, event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-        """The event with this server's signature beside those that it has; ``hashes`` must be in already."""
+        """Returns the event with this server's signature added. ``hashes`` must be set already."""
         signatures = {server: dict(found) for server, found in event.get("signatures", {}).items()}
         signatures.setdefault(self.server, {})[self.key_id] = self.signature(prune(event, version))
         return {**event, "signatures": signatures}
 
 
-def is_signed(value: Mapping[str, Any], server: str, keys: Mapping[str, str]) -> bool:
-    """Whether ``server`` signed the object with one of its keys (key ID -> public key in base64)."""
-    return verify_keys(value, [(keys[key_id], text) for key_id, text in signatures_of(value, server) if key_id in keys])
-
-
 def verify_keys(value: Mapping[str, Any], signatures: Sequence[tuple[str, str]]) -> bool:
-    """Whether one of these signatures, each with its public key before it, is of the object."""
+    """Returns true if one of these (public key, signature) pairs verifies for the object."""
     message = _message(value) if signatures else None
     return message is not None and any(_verifies(key, signature, message) for key, signature in signatures)
 
 
-def event_is_signed(event: Mapping[str, Any], version: RoomVersion, server: str, keys: Mapping[str, str]) -> bool:
-    """The same for an event: what is signed is its pruned form, so that it survives a redaction."""
-    return is_signed(prune(event, version), server, keys)
-
-
 def signed_by(value: Mapping[str, Any], public_keys: Sequence[str]) -> bool:
-    """Whether anybody signed the object with one of these keys, whatever they are called.
+    """Returns true if any server signed the object with one of these keys, under any key ID.
 
-    The first 16 keys and the first 16 signatures are looked at: each key is tried with each signature.
+    Each key is tried with each signature, so only the first 16 keys and the first 16 signatures count.
     """
     message, signatures = _message(value), value.get("signatures")
     if message is None or not isinstance(signatures, dict):
@@ -112,7 +100,7 @@ def _covered(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_public_key(key_id: str, key: str) -> bool:
-    """Whether this can verify anything."""
+    """Returns true if this is a key that can verify signatures."""
     try:
         _public_key(key)
     except ValueError:
@@ -121,7 +109,7 @@ def is_public_key(key_id: str, key: str) -> bool:
 
 
 def signatures_of(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
-    """(key ID, signature) of what a server signed with a key of the known algorithm, whether it verifies or not."""
+    """Returns (key ID, signature) pairs of a server by the known algorithm, valid or not."""
     servers = value.get("signatures")
     found = servers.get(server) if isinstance(servers, dict) else None
     entries = found.items() if isinstance(found, dict) else ()
@@ -140,7 +128,7 @@ def _verifies(public_key: str, signature: str, message: bytes) -> bool:
 
 
 def _public_key(text: str) -> Ed25519PublicKey:
-    """Raises ``ValueError``, also for a weak key: anybody can make signatures that fit it."""
+    """Returns the decoded key. Raises ``ValueError``, also for a weak key, for which anybody can forge signatures."""
     point = _decoded(text)
     if _is_weak(point):
         raise ValueError("The key is a point of small order, or one that is written in another way than servers take.")
@@ -148,13 +136,13 @@ def _public_key(text: str) -> Ed25519PublicKey:
 
 
 def _is_weak(point: bytes) -> bool:
-    """Whether servers refuse a point of this form: those of small order, and those whose y is not below the prime."""
+    """Returns true for points that servers refuse: those of small order, and those whose y is not below the prime."""
     y = int.from_bytes(point, "little") & (2**255 - 1)
     return y >= _P or y in _SMALL_ORDER
 
 
 def _decoded(text: str) -> bytes:
-    """Base64, standard or URL-safe, with or without padding."""
+    """Decodes base64, standard or URL-safe, with or without padding."""
     try:
         return base64.b64decode(text.translate(_URLSAFE) + "=" * (-len(text) % 4))
     except binascii.Error as error:

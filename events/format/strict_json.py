@@ -1,7 +1,7 @@
-"""JSON text of an event -> a dictionary, strictly (pure).
+"""Decodes the JSON text of an event strictly (pure).
 
-What parsers silently disagree about is refused: duplicate keys, numbers that are not numbers, broken Unicode,
-endless nesting. The common case costs one fast parse.
+Whatever parsers silently disagree about is refused: duplicate keys, numbers such as NaN, broken Unicode, endless nesting.
+The common case costs one fast parse.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _PLAIN_DECODER = msgspec.json.Decoder(float_hook=_no_float)
 
 
 def decode_plain(text: bytes) -> dict[str, Any] | None:
-    """The event in a piece of JSON written as short as can be, with numbers that are integers within ±(2^53 - 1) only.
+    """Returns the event if its text is as short as possible and all its numbers are integers within ±(2^53 - 1), else null.
 
-    Null for every other text, good or bad: ``decode_event`` and ``canonical.examine`` tell which. Most events are plain, and
-    for them this is all the looking that is needed: written again they are as long, so no key stood twice.
+    On null, ``decode_event`` and ``canonical_json.examine`` find out whether the text is good. Most events are plain, and
+    need no other check: the event written again has the same length, so no key occurred twice.
     """
     try:
         event = _PLAIN_DECODER.decode(text)
@@ -48,7 +48,7 @@ def decode_plain(text: bytes) -> dict[str, Any] | None:
 
 
 def decode_event(text: bytes) -> dict[str, Any]:
-    """The event in a piece of UTF-8 JSON; raises ``EventRefused``."""
+    """Returns the event in a piece of UTF-8 JSON. Raises ``EventRefused``."""
     try:
         event = _DECODER.decode(text)
     except RecursionError:
@@ -65,16 +65,16 @@ def decode_event(text: bytes) -> dict[str, Any]:
 
 
 def decode_stored(text: bytes) -> dict[str, Any]:
-    """The event in bytes that ``decode_event`` has read before, with all numbers as they are: orjson rounds large integers."""
+    """Returns the event in bytes that passed ``decode_event``, with all numbers exact. ``orjson`` would round large integers."""
     event: dict[str, Any] = _DECODER.decode(text)
     return event
 
 
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
-    """True when the event written shortest is as long as its text: then no key can have been dropped.
+    """Returns true if the event, written as short as possible, is as long as its text: then no duplicate key was dropped.
 
-    Every other difference (spaces, longer escapes, duplicate keys) makes the text longer. Floats may be shorter in
-    the text, so they are left to the slow way.
+    Any other difference (spaces, longer escapes, duplicate keys) makes the text longer. A float may be shorter in the
+    text than when written again, so texts with floats take the slow path.
     """
     try:
         shortest = orjson.dumps(event)
@@ -99,11 +99,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _no_number(_: str) -> None:
-    """Numbers do not matter here, and turning long ones into integers would be slow."""
+    """Returns zero for any number. Only keys matter here, and converting long numbers would be slow."""
 
 
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
-    """The reason for text that the fast parser refused."""
+    """Returns the refusal for text that the fast parser did not accept."""
     try:
         json.loads(text, parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant)
     except RecursionError:

@@ -1,14 +1,14 @@
-"""A room's events, judged in causal order and some at a time: the groups before and after each (pure).
+"""Walks a room's events in causal order, a chunk at a time, and finds the state groups before and after each (pure).
 
-The rules are ``events.room.state_assignment``. Of the events of a chunk everything is at hand; from chunk to chunk is carried
-what later events can ask for:
+The rules are those of ``events.room.state_assignment``. The events of the current chunk are in memory. From one chunk to
+the next only what later events can need is kept:
 
-* state events (and whatever else is named as an auth event), without what no rule reads;
+* state events, and others named as auth events, without content that no rule reads;
 * the state groups (``state.groups.deltas``);
-* of every event some integers: its groups, flags, prev events, and type and sender by number (``events.history.event_numbers``).
+* some integers for every event: its groups, flags, prev events, and numbers for type and sender
+  (``events.history.event_numbers``).
 
-Whatever an event refers to beyond that is fetched again. The chunk's size decides about time and memory, never about the
-result.
+Anything else that an event refers to is fetched again. The size of a chunk affects time and memory, never the result.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _NONE = -1
 
 
 class EventSource(Protocol):
-    """The events of one room, numbered in the order of their stream orderings."""
+    """The events of one room, numbered in stream order."""
 
     @property
     def room_id(self) -> str: ...
@@ -62,24 +62,24 @@ class EventSource(Protocol):
     def __len__(self) -> int: ...
 
     def event_ids(self) -> Iterable[str]:
-        """All of them, in order."""
+        """Returns all event IDs, in order."""
         ...
 
     def creations(self) -> Iterable[ParsedEvent]:
-        """Events of type m.room.create, in order."""
+        """Returns the events of type m.room.create, in order."""
         ...
 
     def fetch(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        """The events of these numbers, in their order."""
+        """Returns the events of these numbers, in their order."""
         ...
 
     def names(self, numbers: Sequence[int]) -> Sequence[str]:
-        """Their IDs."""
+        """Returns the event IDs of these numbers."""
         ...
 
 
 class PlainEvent(msgspec.Struct, frozen=True, gc=False):
-    """What is remembered of a message: enough for the rules, which ask for no more of such events."""
+    """The kept part of a message. The rules read no more of such events."""
 
     room_id: str
     type: str
@@ -100,11 +100,11 @@ class PlainEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class _OutOfOrder(Exception):
-    """An event comes before one that it refers to."""
+    """Raised when an event comes before one that it refers to."""
 
 
 def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> RoomWalk:
-    """All events of a room, judged; ``watch`` is told how many are."""
+    """Walks all events of a room, in chunks if needed. ``watch`` is called with the number of events done."""
     count = len(source)
     numbers = EventNumbers(source.event_ids(), count, source.names) if count > chunk else None
     walk = RoomWalk(source, chunk, numbers)
@@ -118,10 +118,10 @@ def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> 
 
 
 class RoomWalk:
-    """One walk through a room. Groups are -1 where none is known."""
+    """One walk through a room. A group of -1 is unknown."""
 
     def __init__(self, source: EventSource, chunk: int, numbers: EventNumbers | None) -> None:
-        """``numbers`` may be null when all events are one chunk, in order."""
+        """``numbers`` may be null if all events form one chunk, in order."""
         self.source, self.chunk = source, chunk
         self._numbers = numbers
         count = self.count = len(source)
@@ -151,12 +151,12 @@ class RoomWalk:
 
     @property
     def missing(self) -> list[str]:
-        """IDs of prev events that are not here: that of number ``count``, and so on."""
+        """Returns the IDs of missing prev events. The first has the number ``count``, and so on."""
         return list(self._missing)
 
     # --- the whole walk -----------------------------------------------------------------------------------------
     def go(self, order: Sequence[int], watch: Callable[[int], None], *, in_order: bool = False) -> None:
-        """Judge these events. ``in_order``: they are all, as given; raises ``_OutOfOrder`` if that is no causal order."""
+        """Walks these events. ``in_order``: they are all events, as given. Raises ``_OutOfOrder`` if that order is not causal."""
         self.in_order = in_order
         for numbers in self.chunks(order):
             chunk = self._read(numbers)
@@ -171,7 +171,7 @@ class RoomWalk:
             watch(self._judged)
 
     def go_around(self, watch: Callable[[int], None]) -> None:
-        """Judge all events in a causal order; those on cycles are rejected."""
+        """Walks all events after sorting them into causal order. Events on cycles are rejected."""
         below = Links(self.count)
         for numbers in self.chunks(range(self.count)):
             self._link(numbers, below)
@@ -186,7 +186,7 @@ class RoomWalk:
         self.go(above, watch)
 
     def chunks(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-        """The same, some at a time."""
+        """Walks all events chunk by chunk, in causal order."""
         for start in range(0, len(numbers), self.chunk):
             yield numbers[start : start + self.chunk]
 
@@ -200,7 +200,7 @@ class RoomWalk:
 
     # --- one chunk ----------------------------------------------------------------------------------------------
     def _read(self, numbers: Sequence[int]) -> _Chunk:
-        """Fetch a chunk, and make everything known that its events refer to."""
+        """Fetches a chunk, and the events it refers to."""
         events = self.judged(numbers)
         at = {event.event_id: number for number, event in zip(numbers, events, strict=True)}
         if len(at) < len(numbers):
@@ -226,7 +226,7 @@ class RoomWalk:
         return self._numbers.find(event_ids) if self._numbers is not None and event_ids else {}
 
     def _load(self, chunk: _Chunk, event_ids: Collection[str]) -> None:
-        """Fetch events of other chunks, and the auth events that these name in turn."""
+        """Fetches events of other chunks, and the auth events that these name in turn."""
         here = self.states.events
         wanted = {event_id: at for event_id in event_ids if (at := chunk.elsewhere.get(event_id)) is not None}
         while wanted:
@@ -246,7 +246,7 @@ class RoomWalk:
         return event
 
     def _note_all(self, chunk: _Chunk) -> None:
-        """Write down what became of the events of the only chunk."""
+        """Stores the results of a walk with a single chunk."""
         states, at = self.states, chunk.at
         self._all = events = [*map(states.events.__getitem__, at)]
         self.before = array("i", [states.before.get(event_id, _NONE) for event_id in at])
@@ -261,7 +261,7 @@ class RoomWalk:
                 self._note_redaction(chunk, number, event)
 
     def _note(self, chunk: _Chunk) -> None:
-        """Write down what became of the events of a chunk, and forget what no other asks for."""
+        """Stores the results of a chunk, and drops what no later chunk needs."""
         states, here = self.states, self.states.events
         for number, event_id in zip(chunk.numbers, chunk.at, strict=True):
             event = here[event_id]
@@ -282,7 +282,7 @@ class RoomWalk:
         self._let_go(chunk)
 
     def _let_go(self, chunk: _Chunk) -> None:
-        """Of what was fetched beside a chunk only auth events stay."""
+        """Drops the events fetched in addition to a chunk, except auth events."""
         for event_id in chunk.loaded:
             if event_id in chunk.named:
                 self._held.add(event_id)
@@ -301,7 +301,7 @@ class RoomWalk:
         self.redactions.extend((number, _NONE if target is None else target, applies))
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
-        """Whether a redaction applies to its target, when it is accepted."""
+        """Returns true if a redaction, once accepted, applies to its target."""
         states = self.states
         if may_redact(redaction, target, states.version, None):
             return True
@@ -312,7 +312,7 @@ class RoomWalk:
 
     # --- what is carried on -------------------------------------------------------------------------------------
     def _keep(self, number: int, event: ParsedEvent) -> None:
-        """Without its prev events, unless a rule may ask for them; with names that are stored once."""
+        """Returns the event without prev events, unless a rule may read them, and with shared strings."""
         self._about[number] = -1 - len(self._kept)
         self._kept.append(event.event_id)
         here = self.states.events
@@ -334,7 +334,7 @@ class RoomWalk:
         return self._name_list[number] if number >= 0 else name
 
     def _name(self, name: str) -> int:
-        """The number of a type or a user; -1 when there are too many."""
+        """Returns the number of a type or a user, or -1 if there are too many."""
         number = self._names.get(name, _NONE)
         if number < 0 and len(self._name_list) < _MOST_NAMES:
             number = self._names[name] = len(self._name_list)
@@ -347,13 +347,13 @@ class RoomWalk:
         self._senders[number] = self._name(event.sender) if kind >= 0 else _NONE
 
     def judged(self, numbers: Sequence[int]) -> Sequence[ParsedEvent]:
-        """Events as they are, those that are rejected with the reason."""
+        """Returns the events with their verdicts."""
         if self._all is not None:
             return [self._all[number] for number in numbers]
         return [self._with_verdict(*pair) for pair in zip(numbers, self.source.fetch(numbers), strict=True)]
 
     def event(self, number: int) -> ParsedEvent | PlainEvent:
-        """An event as the auth rules ask for it."""
+        """Returns an event with the fields that the auth rules read."""
         if self._all is not None:
             return self._all[number]
         event = self.seen_event(number)
@@ -362,7 +362,7 @@ class RoomWalk:
         return self._fetched(number)
 
     def seen_event(self, number: int) -> ParsedEvent | PlainEvent:
-        """An event as the rules ask for it that tell who sees it: any message is seen like others of its type and sender."""
+        """Returns an event with the fields that visibility depends on. Messages of one type and sender are seen alike."""
         if self._all is not None:
             return self._all[number]
         about, sender = self._about[number], self._senders[number]
@@ -374,7 +374,7 @@ class RoomWalk:
         return PlainEvent(self.source.room_id, self._name_list[about], self._name_list[sender], backfilled)
 
     def _redacts_by_level(self, event: PlainEvent) -> bool:
-        """True for a redaction whose target matters only where it is applied: not in room versions 1 and 2."""
+        """Returns true for a redaction whose target matters only when it is applied, which is not so in room versions 1 and 2."""
         return event.type == REDACTION and self.source.version.ids_are_hashes
 
     def _fetched(self, number: int) -> ParsedEvent:
@@ -386,7 +386,7 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(slots=True)
 class _Chunk:
-    """Events that are at hand: ``at`` has their numbers, ``elsewhere`` those of events that they refer to."""
+    """The events in memory. ``at`` has their numbers, ``elsewhere`` the numbers of other events that they refer to."""
 
     numbers: Sequence[int]
     events: Sequence[ParsedEvent]
@@ -398,13 +398,13 @@ class _Chunk:
     """Events that are not kept, or only if they are auth events."""
 
     def number(self, event_id: str) -> int | None:
-        """The number of an event that is referred to; null: it is not here."""
+        """Returns the number of a referenced event, or null if it is missing."""
         number = self.at.get(event_id)
         return self.elsewhere.get(event_id) if number is None else number
 
 
 def _look_behind(chunk: _Chunk) -> None:
-    """Raises ``_OutOfOrder`` unless every event of a chunk stands behind all that it refers to."""
+    """Raises ``_OutOfOrder`` unless every event of a chunk comes after all its references."""
     last = chunk.numbers[-1]
     later = set(chunk.at)  # the event itself and those that come later
     for event in chunk.events:

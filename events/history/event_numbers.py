@@ -1,6 +1,6 @@
-"""The events of a large room as numbers, their places in the given order: a few bytes each instead of objects (pure).
+"""Numbers the events of a large room by their place in the given order, in a few bytes each (pure).
 
-Event IDs are found by their hashes; what a hash leads to is compared with the ID itself, so the answers are exact.
+Events are found by the hashes of their IDs, and compared by the ID itself, so the answers are exact.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["EventNumbers", "Links", "NumberSet"]
 
 
 class EventNumbers:
-    """Event ID -> number, in some twenty bytes an event; ``names`` tells the IDs of numbers."""
+    """A map from event ID to number, in about twenty bytes for each event. ``names`` returns the IDs of numbers."""
 
     def __init__(self, event_ids: Iterable[str], count: int, names: Callable[[Sequence[int]], Sequence[str]]) -> None:
-        """``event_ids`` are ``count``, in the order of their numbers. Raises ``HistoryError`` when one comes twice."""
+        """``event_ids`` are ``count`` IDs in the order of their numbers. Raises ``HistoryError`` if one occurs twice."""
         self._names = names
         self._hashes = array("q")
         self._mask = (1 << (2 * count).bit_length()) - 1
@@ -27,13 +27,13 @@ class EventNumbers:
         self._refuse_repeated(alike)
 
     def find(self, event_ids: Collection[str]) -> dict[str, int]:
-        """The numbers of those that are here."""
+        """Returns the numbers of the known IDs."""
         found = [(event_id, number) for event_id in event_ids for number in self._of_hash(hash(event_id))]
         names = self._names([number for _, number in found])
         return {event_id: number for (event_id, number), name in zip(found, names, strict=True) if name == event_id}
 
     def _add(self, number: int, hashed: int) -> bool:
-        """Returns whether the hash was there before."""
+        """Returns true if the hash occurred before."""
         place, alike = hashed & self._mask, False
         while other := self._table[place]:
             alike = alike or self._hashes[other - 1] == hashed
@@ -57,7 +57,7 @@ class EventNumbers:
 
 
 class Links:
-    """The numbers that each number refers to; all are put once, in any order."""
+    """The numbers that each number refers to. Each is set once, in any order."""
 
     def __init__(self, count: int) -> None:
         self._starts = array("q", bytes(8 * count))
@@ -65,18 +65,18 @@ class Links:
         self._others = array("i")
 
     def put(self, number: int, others: Sequence[int]) -> None:
-        """What a number refers to."""
+        """Sets the numbers that a number refers to."""
         self._starts[number], self._counts[number] = len(self._others), len(others)
         self._others.extend(others)
 
     def of(self, number: int) -> tuple[int, ...]:
-        """What was put."""
+        """Returns the numbers that a number refers to."""
         start = self._starts[number]
         return tuple(self._others[start : start + self._counts[number]])
 
 
 class NumberSet(MutableSet[int]):
-    """Numbers below a limit, in a byte each."""
+    """A set of numbers below a limit, in a byte each."""
 
     def __init__(self, limit: int) -> None:
         self._marks = bytearray(limit)

@@ -1,28 +1,27 @@
-"""A whole room's history -> the rows of every table (pure).
+"""Computes the rows of every table from a whole room's history (pure).
 
-The same class serves bulk import on Spark executors and tests. It reads extracted fields only, never JSON text, and a chunk of
-events at a time (``events.history.chunked_walk`` tells what is carried on); the rows are those of any chunk size. Time is
-linear in events, edges and state changes, but for the merges of different states (``state.resolution.resolve`` tells their
-bound; each set of groups is resolved once).
+Bulk import on Spark executors and tests use the same class. It reads extracted fields only, never JSON text, and one
+chunk of events at a time (``events.history.chunked_walk``). The size of a chunk does not change the rows. Time is linear
+in events, edges and state changes, except for state resolution, which runs once for each set of groups.
 
-First the state at every event is worked out in causal order (``events.room.state_assignment``), then the events *arrive* in the
-given order: that decides leaves, current state and soft failures. Where a prev event is missing the state is not
-known; such an event and those above it are marked ``state_unresolved`` and counted, never guessed.
+First the state at every event is computed in causal order (``events.room.state_assignment``). Then the events *arrive* in
+the given order, which decides forward extremities, current state and soft failures. If a prev event is missing, the state
+is unknown: the event and those above it are marked ``state_unresolved`` and counted.
 
-Positions are indexes into the given events, state groups are numbers from 0: whoever loads the result maps both to
-reserved IDs, ascending.
+Positions are indexes into the given events, and state groups are numbers from 0. The caller maps both to reserved IDs,
+ascending.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from events.columns import is_unresolved, own_columns
 from events.errors import HistoryError
 from events.format.parsing import ParsedEvent
 from events.history.chunked_walk import (
@@ -36,67 +35,25 @@ from events.history.chunked_walk import (
     walk_room,
 )
 from events.history.event_numbers import NumberSet
-from events.room.extremities import Arrivals, Arriving
-from events.room.graph import Leaves, numbers_in_order
-from events.visibility.ranges import Step, VisibilityRow, in_order, visibility_rows
+from events.room.extremities import Arrivals, Arriving, Leaves
+from events.room.graph import numbers_in_order
+from events.visibility.ranges import Step, VisibilityRow, visibility_rows
 from state.rules.auth_selection import State
 from state.rules.room_versions import room_version
 
 __all__ = [
     "EVENTS_PER_CHUNK",
-    "EVENT_COLUMNS",
     "EventPart",
     "GivenEvents",
     "RoomHistory",
-    "RoomResult",
-    "event_row",
-    "room_history",
 ]
 
 EVENTS_PER_CHUNK = 20_000
-EVENT_COLUMNS = (
-    "event_id",
-    "room_id",
-    "type",
-    "state_key",
-    "sender",
-    "topological_ordering",
-    "origin_server_ts",
-    "membership",
-    "redacts",
-    "relates_to",
-    "outlier",
-    "rejected_reason",
-    "soft_failed",
-    "redacted_by",
-    "state_unresolved",
-    "state_group",
-)
-"""Columns of ``RoomResult.events``; ``stream_ordering`` and ``instance_name`` are added by the loader."""
-_of_event = attrgetter(
-    *(
-        "event_id",
-        "room_id",
-        "type",
-        "state_key",
-        "sender",
-        "depth",
-        "origin_server_ts",
-        "membership",
-        "redacts",
-        "relates_to",
-    ),
-    *("outlier", "rejected_reason", "soft_failed"),
-)
-"""The first of these columns: those that an event tells by itself."""
 _EVENTS_PER_PART = 5_000
-_EVENT_ID, _STATE_GROUP = EVENT_COLUMNS.index("event_id"), EVENT_COLUMNS.index("state_group")
-_STATE_UNRESOLVED = EVENT_COLUMNS.index("state_unresolved")
-_REJECTED_REASON = EVENT_COLUMNS.index("rejected_reason")
 
 
 class EventPart(NamedTuple):
-    """Some events of a room that follow each other: the number of the first, all with their verdicts, and their rows."""
+    """Consecutive events of a room: the number of the first, the events with their verdicts, and their rows."""
 
     first: int
     events: Sequence[ParsedEvent]
@@ -104,93 +61,8 @@ class EventPart(NamedTuple):
     """``EVENT_COLUMNS``; ``state_group`` is a group number."""
 
 
-@dataclass(slots=True)
-class RoomResult:
-    """Rows of one room, in table column order.
-
-    ``index`` stands for the position of an event in the given sequence, ``group`` for a number from 0.
-    """
-
-    room_id: str
-    room_version: str
-    creator: str | None = None
-    create_event_id: str | None = None
-    current_state_unresolved: bool = False
-    visibility_unresolved: bool = False
-    events: list[tuple[object, ...]] = field(default_factory=list)
-    """``EVENT_COLUMNS``, in the order of the given events; ``state_group`` is a group number."""
-    edges: list[tuple[str, str]] = field(default_factory=list)
-    """(event_id, prev_event_id); outliers have none."""
-    auth: list[tuple[str, list[str]]] = field(default_factory=list)
-    """(event_id, auth_event_ids) of state events."""
-    forward_extremities: list[str] = field(default_factory=list)
-    backward_extremities: list[str] = field(default_factory=list)
-    groups: list[tuple[int, int | None, int, int, int, int]] = field(default_factory=list)
-    """(group, prev_group, chain, hops, keys, rows_to_read): ``chain`` is a group number too."""
-    group_deltas: list[tuple[int, int, str, str, str | None]] = field(default_factory=list)
-    """(chain, group, type, state_key, event_id)."""
-    current_state: list[tuple[str, str, str, str | None]] = field(default_factory=list)
-    """(type, state_key, event_id, membership); none when the room's current state is unresolved."""
-    state_deltas: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
-    """(index, type, state_key, event_id, prev_event_id): how the current state grew.
-
-    None when it is unknown, and none for backfilled events, which never change it.
-    """
-    visibility: list[VisibilityRow] = field(default_factory=list)
-    """None when ``visibility_unresolved``."""
-
-    @property
-    def rejected_events(self) -> int:
-        """How many events the auth rules refuse."""
-        return sum(row[_REJECTED_REASON] is not None for row in self.events)
-
-    @property
-    def unresolved_events(self) -> int:
-        """How many events have no known state."""
-        return sum(bool(row[_STATE_UNRESOLVED]) for row in self.events)
-
-    @property
-    def event_groups(self) -> list[tuple[str, int]]:
-        """(event_id, group) of the events with a known state."""
-        return [(row[_EVENT_ID], row[_STATE_GROUP]) for row in self.events if row[_STATE_GROUP] is not None]  # type: ignore[misc]
-
-
-def room_history(events: Sequence[ParsedEvent], chunk: int = EVENTS_PER_CHUNK) -> RoomResult:
-    """All rows of one room from its events in the order of their stream orderings.
-
-    Raises ``HistoryError`` when they are of several rooms or versions, or hold an event twice.
-    """
-    given = GivenEvents(events)
-    given.check()
-    history = RoomHistory(given, chunk)
-    result = RoomResult(history.room_id, history.version.name, history.creator, history.create_event_id)
-    result.current_state_unresolved = history.current_state_unresolved
-    result.visibility_unresolved = history.visibility_unresolved
-    for part in history.events():
-        result.events += zip(*part.columns, strict=True)
-        graph = [event for event in part.events if not event.outlier]
-        result.edges += [(event.event_id, prev) for event in graph for prev in event.prev_event_ids]
-        result.auth += [(event.event_id, list(event.auth_event_ids)) for event in part.events if event.is_state]
-    result.forward_extremities = list(history.forward_extremities())
-    result.backward_extremities = list(history.backward_extremities())
-    result.groups, result.group_deltas = list(history.groups()), list(history.group_deltas())
-    result.current_state, result.state_deltas = list(history.current_state()), list(history.state_deltas())
-    result.visibility = in_order(history.visibility())
-    return result
-
-
-def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
-    """One row of ``EVENT_COLUMNS``; an event of the graph without a group has an unknown state."""
-    return (*_of_event(event), redacted_by, _is_unresolved(event, state_group), state_group)
-
-
-def _is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
-    """An event that should have a state, and nobody knows it."""
-    return state_group is None and not event.outlier
-
-
 class GivenEvents:
-    """Events of one room that are all at hand (``events.history.chunked_walk.EventSource``)."""
+    """Events of one room that are all in memory (``events.history.chunked_walk.EventSource``)."""
 
     def __init__(self, events: Sequence[ParsedEvent]) -> None:
         if not events:
@@ -199,7 +71,7 @@ class GivenEvents:
         self.room_id, self.version = events[0].room_id, room_version(events[0].room_version)
 
     def check(self) -> None:
-        """Raises ``HistoryError`` when they are of several rooms or versions."""
+        """Raises ``HistoryError`` if the events are of several rooms or versions."""
         rooms = {(event.room_id, event.room_version) for event in self._events}
         if len(rooms) != 1:
             shown = ", ".join(sorted(f"{room} (version {version})" for room, version in rooms)[:5])
@@ -223,7 +95,7 @@ class GivenEvents:
 
 @dataclass(slots=True)
 class _Arriving:
-    """An event as it arrives, known by its number."""
+    """An event as it arrives, identified by its number."""
 
     event_id: int
     prev_event_ids: tuple[int, ...]
@@ -235,7 +107,7 @@ class _Arriving:
 
 
 class _Groups:
-    """The groups after events, by their numbers."""
+    """The groups after events, by event number."""
 
     def __init__(self, groups: array[int]) -> None:
         self._groups = groups
@@ -246,14 +118,14 @@ class _Groups:
 
 
 class RoomHistory:
-    """The rows of one room, each kind to be asked for once. Everything is worked out in the beginning."""
+    """The rows of one room. Everything is computed at the beginning, and each kind of row can be read once."""
 
     def __init__(
         self, source: EventSource, chunk: int = EVENTS_PER_CHUNK, watch: Callable[[int], None] = lambda _: None
     ) -> None:
-        """``watch`` is told now and then how many events are judged.
+        """``watch`` is called from time to time with the number of events done.
 
-        Raises ``HistoryError`` when an event is given twice.
+        Raises ``HistoryError`` if an event occurs twice.
         """
         self.room_id, self.version = source.room_id, source.version
         self._source = source
@@ -273,37 +145,37 @@ class RoomHistory:
     # --- figures ------------------------------------------------------------------------------------------------
     @property
     def current_state_unresolved(self) -> bool:
-        """The state of a leaf is not known."""
+        """True if the state of a forward extremity is unknown."""
         return self._current is None
 
     @property
     def visibility_unresolved(self) -> bool:
-        """The state at an accepted event is not known."""
+        """True if the state at an accepted event is unknown."""
         return any(group < 0 and not flag & ACCEPTED for group, flag in zip(self._walk.after, self._flags, strict=True))
 
     @property
     def backfilled_events(self) -> int:
-        """How many events came by backfill."""
+        """The number of backfilled events."""
         return sum(bool(flag & BACKFILLED) for flag in self._flags)
 
     @property
     def rejected_events(self) -> int:
-        """How many events the auth rules refuse."""
+        """The number of events that the auth rules refuse."""
         return sum(bool(flag & REJECTED) for flag in self._flags)
 
     @property
     def unresolved_events(self) -> int:
-        """How many events have no known state."""
+        """The number of events whose state is unknown."""
         return sum(group < 0 and not flag & OUTLIER for group, flag in zip(self._walk.after, self._flags, strict=True))
 
     @property
     def stored_groups(self) -> int:
-        """How many groups there are."""
+        """The number of groups to store."""
         return sum(new >= 0 for new in self._new_groups)
 
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(self) -> int | None:
-        """The events come in one by one; returns the group of the current state (null: not known)."""
+        """Lets the events arrive one by one. Returns the group of the current state (null: unknown)."""
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
         live = self._last_live(ACCEPTED) >= 0
@@ -328,7 +200,7 @@ class RoomHistory:
         return current
 
     def _take(self, arrivals: Arrivals[int], number: int) -> None:
-        """A live event arrives."""
+        """Adds a live event."""
         event = self._arriving(number)
         if arrivals.soft_fails(event):
             event.soft_failed = True
@@ -336,7 +208,7 @@ class RoomHistory:
         arrivals.take(event)
 
     def _looked_through(self, numbers: Collection[int]) -> Iterator[_Arriving]:
-        """Those of some events that may not count."""
+        """Returns those of some events that may be transparent for forward extremities."""
         flags = self._flags
         for number in numbers:
             if number < len(flags) and flags[number] & (ACCEPTED | BACKFILLED) and not flags[number] & OUTLIER:
@@ -357,21 +229,21 @@ class RoomHistory:
         return self._walk.states.judge.soft_fails(self._walk.event(event.event_id), ground)
 
     def _note_change(self, index: int, known: int | None, current: int | None) -> int | None:
-        """Write down how the current state changed with an event; returns the group that is known now."""
+        """Records the change of the current state with an event. Returns the group that is known now."""
         if current is None or current == known:
             return known
         self._changes.extend((index, -1 if known is None else known, current))
         return current
 
     def _last_live(self, without: int) -> int:
-        """The last event that is not backfilled and has none of these flags; -1: there is none."""
+        """Returns the last event that is not backfilled and has none of these flags, or -1."""
         unwanted = without | BACKFILLED
         return next((n for n in range(self._walk.count - 1, -1, -1) if not self._flags[n] & unwanted), -1)
 
     def _live(self) -> Iterator[tuple[int, int]]:
-        """Live events of the graph in the order in which they count, each with the highest index so far.
+        """Returns the live events of the graph in the order of arrival, each with the highest index so far.
 
-        That is the given order, but an event waits for its prev events.
+        That is the given order, except that an event waits for its prev events.
         """
         latest = 0
         for number in self._ordered(0):
@@ -379,7 +251,7 @@ class RoomHistory:
             yield latest, number
 
     def _ordered(self, backfilled: int) -> Iterator[int]:
-        """The live or the backfilled (``BACKFILLED``) events of the graph, each after its prev events."""
+        """Returns the live or the backfilled (``BACKFILLED``) events of the graph, each after its prev events."""
         mask, walk = OUTLIER | BACKFILLED, self._walk
         numbers = array("q", (n for n, flag in enumerate(self._flags) if flag & mask == backfilled))
         order, left = numbers, array("q")
@@ -390,7 +262,7 @@ class RoomHistory:
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> array[int]:
-        """Find what is redacted, by the first redaction where there are several; returns the redactions without effect."""
+        """Finds the redacted events, each by its first redaction. Returns the redactions without effect."""
         found = self._walk.redactions
         places = range(0, len(found), 3)
         withheld = array("q")
@@ -406,7 +278,7 @@ class RoomHistory:
 
     # --- rows ---------------------------------------------------------------------------------------------------
     def events(self) -> Iterator[EventPart]:
-        """All of them, in the given order."""
+        """Yields all event rows, in the given order."""
         for numbers in self._walk.chunks(range(self._walk.count)):
             for start in range(0, len(numbers), _EVENTS_PER_PART):
                 yield self._part(numbers[start : start + _EVENTS_PER_PART])
@@ -421,16 +293,16 @@ class RoomHistory:
         redactions = sorted({by for by in redacted_by if by >= 0})
         names = dict(zip(redactions, self._source.names(redactions), strict=True))
         groups = [None if group < 0 else new[group] for group in self._walk.after[first:end]]
-        unresolved = [*map(_is_unresolved, events, groups)]
-        own = zip(*map(_of_event, events), strict=True)
+        unresolved = [*map(is_unresolved, events, groups)]
+        own = zip(*map(own_columns, events), strict=True)
         return EventPart(first, events, [*own, [names.get(by) for by in redacted_by], unresolved, groups])
 
     def forward_extremities(self) -> Iterator[str]:
-        """Their event IDs."""
+        """Returns the IDs of the forward extremities."""
         return self._names(list(self._leaves.current))
 
     def backward_extremities(self) -> Iterator[str]:
-        """The gaps: prev events of events in the graph that are not in the graph themselves, each once."""
+        """Returns the missing prev events of events in the graph, each once."""
         walk, missing = self._walk, self._walk.missing
         gaps = dict.fromkeys(
             prev
@@ -447,7 +319,7 @@ class RoomHistory:
         return (name for some in self._walk.chunks(numbers) for name in self._source.names(some))
 
     def _kept_groups(self) -> array[int]:
-        """The groups before and after events, numbered anew: those of current states on the way are not stored (-1)."""
+        """Renumbers the groups before and after events. Groups only of intermediate current states are not stored (-1)."""
         walk, builder = self._walk, self._walk.states.builder
         wanted = {*walk.after, *walk.before}
         wanted.discard(-1)
@@ -457,13 +329,13 @@ class RoomHistory:
         return new
 
     def groups(self) -> Iterator[tuple[int, int | None, int, int, int, int]]:
-        """(group, prev_group, chain, hops, keys, rows_to_read)."""
+        """Yields (group, prev_group, chain, hops, keys, rows_to_read)."""
         new = self._new_groups
         for number, prev, chain, hops, keys, rows in self._walk.states.builder.group_rows(self._stored()):
             yield new[number], None if prev is None else new[prev], new[chain], hops, keys, rows
 
     def group_deltas(self) -> Iterator[tuple[int, int, str, str, str | None]]:
-        """(chain, group, type, state_key, event_id)."""
+        """Yields (chain, group, type, state_key, event_id)."""
         new = self._new_groups
         for chain, group, event_type, state_key, event_id in self._walk.states.builder.delta_rows(self._stored()):
             yield new[chain], new[group], event_type, state_key, event_id
@@ -472,7 +344,7 @@ class RoomHistory:
         return array("i", (number for number, new in enumerate(self._new_groups) if new >= 0))
 
     def current_state(self) -> Iterator[tuple[str, str, str, str | None]]:
-        """(type, state_key, event_id, membership); none when the room's current state is unresolved."""
+        """Yields (type, state_key, event_id, membership). Yields nothing if the current state is unresolved."""
         if self._current is None:
             return
         states = self._walk.states
@@ -481,7 +353,7 @@ class RoomHistory:
             yield event_type, state_key, event_id, found.membership if found else None
 
     def state_deltas(self) -> Iterator[tuple[int, str, str, str | None, str | None]]:
-        """(index, type, state_key, event_id, prev_event_id): how the current state grew."""
+        """Yields (index, type, state_key, event_id, prev_event_id): the changes of the current state."""
         if self._current is None:
             return
         for at in range(0, len(self._changes), 3):
@@ -491,7 +363,7 @@ class RoomHistory:
                 yield index, event_type, state_key, new, old
 
     def visibility(self) -> Iterator[VisibilityRow]:
-        """Ranges, in any order, or none at all where the state at an accepted event is not known."""
+        """Yields ranges in any order. Yields nothing if the state at an accepted event is unknown."""
         if self.visibility_unresolved:
             return
         states = self._walk.states

@@ -259,7 +259,7 @@ def _extremities(rows: RoomRows, should: Computed) -> Iterator[Difference]:
 
 def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     """Ranges may be laid out in several ways: what counts is who sees what."""
-    right = should.ranges if should.current_group is not None else None
+    right = should.known_ranges
     if rows.visibility_unresolved and _may_be_unknown(rows, should):
         right = None
     if rows.visibility_unresolved != (right is None):

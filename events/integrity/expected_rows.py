@@ -155,6 +155,11 @@ class Computed:
     current_group: int | None
     """The group of the current state; null: not known."""
 
+    @property
+    def known_ranges(self) -> list[VisibilityRow] | None:
+        """Who sees what; null where nobody can know it."""
+        return None if self.current_group is None else self.ranges
+
     def before_is_stored(self, event: StoredEvent) -> bool:
         """Whether the group that is read as the state before an event has the right state."""
         wanted = self.states.before.get(event.event_id)

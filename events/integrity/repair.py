@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from events.errors import RangesDisagree
 from events.integrity.compare import RoomReport
 from events.integrity.room_mending import find_damage, left_as_it_is, mend_room
 from events.maintenance.restore import tell_of_restored
+from events.models import Room
 from events.persist.room_cache import forget_kept
 from streams.caching import invalidate_room_state
 from streams.db.consistent_read import long_transaction, one_view
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["Resynced", "check_room", "resync_room"]
+__all__ = ["Resynced", "all_rooms", "check_room", "resync_room"]
+
+_ROOMS_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +55,12 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
     forget_kept()
     after = check_room(room_id, using)
     return None if mended is None or after is None else Resynced(mended.before, after)
+
+
+def all_rooms(using: str) -> Iterator[str]:
+    """The IDs of all rooms in their order, by key ranges, so that no list of all is held."""
+    found = [""]
+    while found:
+        after = Room.objects.using(using).filter(room_id__gt=found[-1]).order_by("room_id")
+        found = list(after.values_list("room_id", flat=True)[:_ROOMS_AT_ONCE])
+        yield from found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from events.columns import INSERT_INTO
 from events.errors import RangesDisagree
 from events.integrity.compare import COLUMNS_OF_THE_EVENT, Difference, RoomReport, compare, concerns, differences
 from events.integrity.expected_rows import Computed, compute, stored_before
@@ -23,13 +24,13 @@ from state.groups.deltas import GroupBuilder, StoredGroup
 __all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
 
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
-_PUT_STATE = """
-INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership) VALUES (%s, %s, %s, %s, %s)
+_PUT_STATE = f"""
+{INSERT_INTO["events_currentstate"]} VALUES (%s, %s, %s, %s, %s)
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
 _DROP_STATE = "DELETE FROM events_currentstate WHERE room_id = %s AND type = %s AND state_key = %s"
-_PUT_AUTH = """
-INSERT INTO events_eventauth (event_id, auth_event_ids) VALUES (%s, %s)
+_PUT_AUTH = f"""
+{INSERT_INTO["events_eventauth"]} VALUES (%s, %s)
 ON CONFLICT (event_id) DO UPDATE SET auth_event_ids = excluded.auth_event_ids
 """
 _SET_GROUPS = """
@@ -51,16 +52,16 @@ WITH RECURSIVE used AS (
 ) DELETE FROM state_stategroupdelta d USING gone WHERE d.chain = gone.chain AND d.state_group = gone.id
 """
 _DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
-_PUT_RANGES = """
-INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+_PUT_RANGES = f"""
+{INSERT_INTO["events_eventvisibility"]}
 SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[])
 """
 _PUT_GROUPS = """
 INSERT INTO state_stategroup (room_id, id, prev_group, chain, hops, keys, rows_to_read)
 SELECT %s, * FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[])
 """
-_PUT_DELTAS = """
-INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+_PUT_DELTAS = f"""
+{INSERT_INTO["state_stategroupdelta"]}
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
 #: What processes keep of the room's content is no longer what is stored.
@@ -88,8 +89,8 @@ class Found:
 class Mended:
     """What was found of a room under its lock, and mended.
 
-    ``moved``: users whose membership in the current state was wrong; null: nothing of the current state was, nor the text of an
-    event, so that nobody has to be told.
+    ``moved``: users whose membership in the current state was wrong, or said what it should not; null: nothing of the current
+    state was, nor the text of an event, so that nobody has to be told.
     """
 
     before: RoomReport
@@ -142,7 +143,7 @@ class _Repair:
         self._cursor = cursor
         self._wrong_states: set[str] = set()
         self._moved: set[str] = set()
-        """Users whose membership in the current state was wrong."""
+        """Users whose membership in the current state was wrong, or said what it should not."""
         self._current_state = False
         self._ranges = False
         self._tables: Mapping[str, Callable[[Difference], None]] = {
@@ -188,11 +189,20 @@ class _Repair:
             self._state(found)
         else:
             self._set(found, "event_id", found.key)
+        if found.column == "redacted_by":
+            self._say_that_it_says_less(found.key)
 
     def _json(self, found: Difference) -> None:
         json = self._computed.events[found.key].json
-        self._current_state = True  # so that others are told
         self._run("UPDATE events_eventjson SET json = %s WHERE event_id = %s", json, found.key)
+        self._say_that_it_says_less(found.key)
+
+    def _say_that_it_says_less(self, event_id: str) -> None:
+        """Others are told as of a change of the current state, of which the event may be an entry."""
+        event = self._computed.events[event_id]
+        self._current_state = True
+        if event.type == "m.room.member" and event.state_key is not None:
+            self._moved.add(event.state_key)
 
     def _state(self, found: Difference) -> None:
         self._wrong_states.add(found.key)
@@ -203,9 +213,7 @@ class _Repair:
                 "DELETE FROM events_eventedge WHERE event_id = %s AND prev_event_id = %s", found.key, found.stored
             )
         else:
-            self._run(
-                "INSERT INTO events_eventedge (event_id, prev_event_id) VALUES (%s, %s)", found.key, found.computed
-            )
+            self._run(f"{INSERT_INTO['events_eventedge']} VALUES (%s, %s)", found.key, found.computed)
 
     def _auth(self, found: Difference) -> None:
         if found.computed is None:
@@ -234,7 +242,7 @@ class _Repair:
 
     def _write_ranges(self) -> None:
         self._run(_DROP_RANGES, self._room_id)
-        known = self._computed.ranges if self._computed.current_group is not None else None
+        known = self._computed.known_ranges
         if known is not None:
             check_open_ranges(self._cursor, self._room_id, known)
         rows = [(row.user_id, row.kind, row.first, row.last) for row in known or ()]

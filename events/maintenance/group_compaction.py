@@ -21,6 +21,7 @@ from typing import Any
 
 from django.db import connections, transaction
 
+from events.columns import INSERT_INTO
 from events.errors import CompressionRefused, CompressionWentWrong
 from events.maintenance.group_gc import GroupPurge, needed_groups, plan_groups
 from state.errors import StateError
@@ -50,14 +51,14 @@ SELECT count(DISTINCT g.id), count(d.chain) FROM state_stategroup g
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id WHERE g.room_id = %s
 """
 _COUNT_EVENTS = "SELECT count(*) FROM events_event WHERE room_id = %s AND state_group IS NOT NULL"
-_WRITE_GROUPS = """
-INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
+_WRITE_GROUPS = f"""
+{INSERT_INTO["state_stategroup"]}
 SELECT id, %s, prev_group, chain, hops, keys, rows_to_read
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::smallint[], %s::integer[], %s::integer[])
     AS new (id, prev_group, chain, hops, keys, rows_to_read)
 """
-_WRITE_DELTAS = """
-INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+_WRITE_DELTAS = f"""
+{INSERT_INTO["state_stategroupdelta"]}
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
 _LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from events.columns import INSERT_INTO
 from events.declarations import CACHE_NAME
 from events.errors import PurgeRefused
 from events.persist.lock_and_read import lock_and_read
@@ -68,10 +69,10 @@ WITH next AS MATERIALIZED (
     DELETE FROM events_forwardextremity WHERE event_id = ANY(ARRAY(SELECT event_id FROM leaf JOIN next USING (event_id)))
     RETURNING event_id
 ), gaps AS (
-    INSERT INTO events_backwardextremity (room_id, event_id) SELECT DISTINCT %(room)s, prev_event_id FROM above
+    {INSERT_INTO["events_backwardextremity"]} SELECT DISTINCT %(room)s, prev_event_id FROM above
     ON CONFLICT (room_id, event_id) DO NOTHING
 ), holes AS (
-    INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+    {INSERT_INTO["events_timelinegap"]}
     SELECT DISTINCT %(room)s, stream_ordering, instance_name FROM above WHERE stream_ordering > 0
     ON CONFLICT (room_id, stream_ordering) DO NOTHING
 ), hole AS MATERIALIZED (

@@ -20,6 +20,7 @@ from typing import Any
 
 from django.db import connections
 
+from events.columns import EVENT_COLUMNS, INSERT_INTO
 from events.declarations import CACHE_NAME
 from events.errors import EventRefused, PositionsTaken
 from events.format.parsing import Verdict, parse_stored
@@ -69,26 +70,23 @@ TEMPORARY = {
         "visibility_unresolved boolean"
     ),
 }
-_EVENT_COPIED = (
-    "type, state_key, sender, topological_ordering, origin_server_ts, membership, redacts, relates_to, outlier, rejected_reason, "
-    "soft_failed, redacted_by, state_unresolved"
-)
+_EVENT_COPIED = ", ".join(name for name in EVENT_COLUMNS if name not in ("event_id", "room_id", "state_group"))
 _TIME = "to_timestamp(0) + {} * interval '1 microsecond'"
 
 _MAP_GROUPS = """
 INSERT INTO {mapping} (archived, id)
 SELECT id, nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM (SELECT id FROM restored_group ORDER BY id) AS ordered
 """
-_GROUPS = """
-INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
+_GROUPS = f"""
+{INSERT_INTO["state_stategroup"]}
 SELECT own.id, %s, prev.id, chain.id, g.hops, g.keys, g.rows_to_read
-FROM restored_group g JOIN {mapping} own ON own.archived = g.id JOIN {mapping} chain ON chain.archived = g.chain
-LEFT JOIN {mapping} prev ON prev.archived = g.prev_group
+FROM restored_group g JOIN {{mapping}} own ON own.archived = g.id JOIN {{mapping}} chain ON chain.archived = g.chain
+LEFT JOIN {{mapping}} prev ON prev.archived = g.prev_group
 """
-_DELTAS = """
-INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+_DELTAS = f"""
+{INSERT_INTO["state_stategroupdelta"]}
 SELECT chain.id, own.id, d.type, d.state_key, d.event_id
-FROM restored_delta d JOIN {mapping} own ON own.archived = d.state_group JOIN {mapping} chain ON chain.archived = d.chain
+FROM restored_delta d JOIN {{mapping}} own ON own.archived = d.state_group JOIN {{mapping}} chain ON chain.archived = d.chain
 """
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
 _LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
@@ -115,13 +113,13 @@ SELECT r.stream_ordering, r.instance_name, {_TIME.format("r.received_us")}, r.ev
 FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {{mapping}} map ON map.archived = r.state_group
 WHERE fate.is_new
 """
-_JSON = """
-INSERT INTO events_eventjson (event_id, room_version, json)
+_JSON = f"""
+{INSERT_INTO["events_eventjson"]}
 SELECT r.event_id, r.room_version, r.json FROM restored_event r JOIN restored_fate fate USING (event_id)
 WHERE fate.is_new AND r.json IS NOT NULL ON CONFLICT (event_id) DO NOTHING
 """
-_AUTH = """
-INSERT INTO events_eventauth (event_id, auth_event_ids)
+_AUTH = f"""
+{INSERT_INTO["events_eventauth"]}
 SELECT r.event_id, r.auth_event_ids FROM restored_event r JOIN restored_fate fate USING (event_id)
 WHERE fate.is_new AND r.auth_event_ids IS NOT NULL ON CONFLICT (event_id) DO NOTHING
 """
@@ -131,8 +129,8 @@ UPDATE events_event e SET outlier = false, state_group = map.id, state_unresolve
 FROM restored_event r JOIN restored_fate fate USING (event_id) LEFT JOIN {mapping} map ON map.archived = r.state_group
 WHERE NOT fate.is_new AND e.stream_ordering = fate.stored_at
 """
-_EDGES = """
-INSERT INTO events_eventedge (event_id, prev_event_id)
+_EDGES = f"""
+{INSERT_INTO["events_eventedge"]}
 SELECT r.event_id, prev FROM restored_event r JOIN restored_fate fate USING (event_id) CROSS JOIN unnest(r.prev_event_ids) AS prev
 WHERE NOT r.outlier ON CONFLICT (event_id, prev_event_id) DO NOTHING
 """
@@ -148,12 +146,12 @@ CROSS JOIN unnest(r.prev_event_ids) AS prev
 WHERE NOT r.outlier
   AND NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 """
-_NEW_GAPS = """
-INSERT INTO events_backwardextremity (room_id, event_id) SELECT DISTINCT %(room)s, prev FROM restored_below
+_NEW_GAPS = f"""
+{INSERT_INTO["events_backwardextremity"]} SELECT DISTINCT %(room)s, prev FROM restored_below
 ON CONFLICT (room_id, event_id) DO NOTHING
 """
-_NEW_HOLES = """
-INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+_NEW_HOLES = f"""
+{INSERT_INTO["events_timelinegap"]}
 SELECT DISTINCT %(room)s, stream_ordering, instance_name FROM restored_below WHERE stream_ordering > 0
 UNION
 SELECT %(room)s, hole.stream_ordering, hole.instance_name FROM restored_hole hole JOIN restored_event r USING (stream_ordering)
@@ -174,8 +172,8 @@ WHERE hole.room_id = %(room)s AND hole.stream_ordering = above.stream_ordering A
     WHERE edge.event_id = above.event_id
       AND (e.outlier IS NOT FALSE OR e.stream_ordering < 0 OR e.stream_ordering > above.stream_ordering))
 """
-_LEAVES = """
-INSERT INTO events_forwardextremity (event_id, room_id)
+_LEAVES = f"""
+{INSERT_INTO["events_forwardextremity"]}
 SELECT leaf.event_id, %(room)s FROM restored_leaf leaf JOIN restored_fate fate USING (event_id)
 JOIN events_event own ON own.event_id = leaf.event_id AND NOT own.outlier
 WHERE NOT EXISTS (
@@ -223,8 +221,8 @@ _ROOM = (
     SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved,
         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint FROM restored_room
     """,
-    """
-    INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
+    f"""
+    {INSERT_INTO["events_currentstate"]}
     SELECT %(room)s, type, state_key, event_id, membership FROM restored_current
     """,
     f"""
@@ -233,8 +231,8 @@ _ROOM = (
     SELECT stream_ordering, instance_name, {_TIME.format("received_us")}, %(room)s, type, state_key, event_id, prev_event_id
     FROM restored_change ORDER BY stream_ordering
     """,
-    """
-    INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+    f"""
+    {INSERT_INTO["events_eventvisibility"]}
     SELECT %(room)s, user_id, kind, first, last FROM restored_visibility
     """,
 )

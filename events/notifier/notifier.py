@@ -182,6 +182,7 @@ def _begin(alias: str) -> HotFeed:
             raise driver.OperationalError(
                 f"Database {alias!r} does not answer, so nothing is known of what changed. Start it, and ask again."
             )
+        writer.when_moved.add(_own_moved)  # first: whoever finds the feed waits for commits of this process, too
         _feeds[alias] = feed
         return feed
 
@@ -218,7 +219,6 @@ def _after_fork() -> None:
     _guard = threading.Lock()
 
 
-writer.when_moved.append(_own_moved)
 process.before_leaving.append(forget_feeds)
 cache_feed.observers.append(_before_advance)
 os.register_at_fork(after_in_child=_after_fork)

@@ -23,7 +23,6 @@ __all__ = [
     "concerns_of",
     "contact_in",
     "followed",
-    "forget_concerns",
     "room_in",
     "rule_of",
     "say_concerns",
@@ -142,9 +141,3 @@ def say_concerns(stream: str, concerns: Concerns) -> None:
     if stream in _rules:
         raise ValueError(f"Stream {stream!r} has said already whom its rows concern; say it once.")
     _rules[stream] = concerns
-
-
-def forget_concerns(stream: str) -> None:
-    """As before ``say_concerns``; for tests."""
-    if stream not in _PLAIN:
-        _rules.pop(stream, None)

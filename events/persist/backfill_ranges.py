@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from django.db import connections
 from msgspec.structs import replace
 
+from events.columns import INSERT_INTO
 from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, VisibilityRow
@@ -47,8 +48,8 @@ _MOVE = """
 UPDATE events_eventvisibility v SET first = moved.first, last = moved.last
 FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[]) AS moved (id, first, last) WHERE v.id = moved.id
 """
-_PUT = """
-INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+_PUT = f"""
+{INSERT_INTO["events_eventvisibility"]}
 SELECT %s, * FROM unnest(%s::text[], %s::text[], %s::bigint[], %s::bigint[])
 """
 
@@ -61,9 +62,7 @@ class _Placed(NamedTuple):
 
 
 def write_old_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
-    """Write what follows from events at these places, which are new, or whose state or verdict has become known."""
-    if not places:
-        return
+    """Write what follows from events at these places (at least one), which are new, or now have a state or another verdict."""
     changed = sorted(places)
     with connections[room.using].cursor() as cursor:
         cursor.execute(_AROUND, {"room": room.room_id, "first": changed[0], "last": changed[-1]})

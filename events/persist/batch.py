@@ -19,24 +19,25 @@ from msgspec.structs import replace
 from events.declarations import CACHE_NAME
 from events.errors import EventRefused, Reason, SignaturesUnchecked
 from events.format import hashes
-from events.format.field_checks import storable
-from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event
+from events.format.parsing import LINE_LIMIT_BYTES, ParsedEvent, parse_event, storable
 from events.format.strict_json import decode_event
 from events.models import Event, EventJson, Room
 from events.persist.counters import count_stored
 from events.persist.lock_and_read import RoomReading, lock_and_read
 from events.persist.room_batch import RoomBatch, RoomChanges
 from events.persist.room_cache import StoredRoom
+from events.persist.state_changes import users_of
 from events.persist.write_rows import write_rooms
 from events.room.event_auth import as_let_through
 from events.room.verification import KeysOf, check_signatures, tells_version
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams import registry
+from streams.caching import invalidate_room_states
 from streams.conf import stream_settings
 from streams.models import CacheInvalidation
 
-__all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist"]
+__all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist", "with_state"]
 
 _MOST_PREV_EVENTS, _MOST_AUTH_EVENTS = 20, 10
 """As servers take them; of each choice of prev events the states are resolved, under the room's lock."""
@@ -127,6 +128,27 @@ def persist(
             _store(parsed, outcome, alias)
     outcome.refused.sort(key=lambda refused: refused.place)
     return outcome
+
+
+def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[bytes] = ()) -> list[Incoming]:
+    """The batch that stores ``event`` on top of the given state; ``event.room_version`` must be told.
+
+    What cannot be read is still in the batch, so ``persist`` refuses it by name, but it counts for nothing in the state.
+    """
+    if event.room_version is None:
+        raise ValueError("The room version has to be told: nothing else tells how to read the state.")
+    version = event.room_version
+    texts = list(state)
+    known = [event_id for text in texts if (event_id := _event_id(text, version)) is not None]
+    outliers = [Incoming(text, version, outlier=True) for text in dict.fromkeys([*auth_chain, *texts])]
+    return [*outliers, replace_field(event, state_before=tuple(dict.fromkeys(known)))]
+
+
+def _event_id(text: bytes, version: str) -> str | None:
+    try:
+        return parse_event(text, decode_event(text), version).event_id
+    except EventRefused:
+        return None
 
 
 # --- parsing ----------------------------------------------------------------------------------------------------------
@@ -222,9 +244,9 @@ def _versions(
 ) -> dict[str, str]:
     """Room version by room ID: of stored rooms, and as told in the batch."""
     untold = [event for _, incoming, event in decoded if incoming.room_version is None]
-    rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
     if not untold:
         return {}
+    rooms = {event["room_id"] for event in untold if _is_room_id(event.get("room_id"))}
     versions = dict(Room.objects.using(using).filter(room_id__in=rooms).values_list("room_id", "room_version"))
     creates: list[ParsedEvent] = []
     for _, incoming, event in decoded:
@@ -369,14 +391,11 @@ def _with_stored_content(
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
-    stored = parsed_events([p.event.event_id for p in moved], using) if moved else {}
-    censored = set(
-        Event.objects.using(using)
-        .filter(event_id__in=stored, redacted_by__isnull=False)
-        .values_list("event_id", flat=True)
-        if stored
-        else ()
-    )
+    if not moved:
+        return list(parsed), []
+    stored = parsed_events([p.event.event_id for p in moved], using)
+    redacted = Event.objects.using(using).filter(event_id__in=stored, redacted_by__isnull=False)
+    censored = set(redacted.values_list("event_id", flat=True))
     found: list[_Placed] = []
     whole: list[ParsedEvent] = []
     for placed in parsed:
@@ -415,6 +434,11 @@ def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
         kept.update(json=event.json, room_version=event.room_version)
     keys = [event.event_id for event in events]
     registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in keys))
+    states = [event for event in events if event.state_key is not None]
+    if states:  # they may be entries that are current
+        invalidate_room_states(
+            ((event.room_id, users_of(event.type, event.state_key or "")) for event in states), using
+        )
 
 
 def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:
@@ -450,12 +474,17 @@ def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
 def _may_build(placed: _Placed) -> bool:
     """Whether the event may need a state group of its own; at most the usual message on one event does not."""
     event = placed.event
-    return event.is_state or len(event.prev_event_ids) != 1 or event.backfilled or placed.state_before is not None
+    return (
+        event.state_key is not None
+        or len(event.prev_event_ids) != 1
+        or event.backfilled
+        or placed.state_before is not None
+    )
 
 
 def _keep(worked_out: Sequence[tuple[Room, StoredRoom, RoomChanges]]) -> None:
     server_name = stream_settings().server_name
     for _, stored, changes in worked_out:
         for event in changes.events:
-            stored.keep_event(event)
+            stored.events.keep_new(event)
         count_stored(changes, server_name)

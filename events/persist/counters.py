@@ -5,7 +5,6 @@ Counted after the commit. Labels are bounded: types of events that nobody specif
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Histogram
@@ -53,12 +52,8 @@ def count_stored(changes: RoomChanges, server_name: str) -> None:
         origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
         EVENTS.labels(origin).inc()
         EVENTS_BY_TYPE.labels(event.type if event.type in _KNOWN_TYPES else "other", origin).inc()
-    _count_groups(changes.new_groups)
-    if changes.reused_groups:
-        GROUPS.labels("reused").inc(changes.reused_groups)
-
-
-def _count_groups(groups: Iterable[tuple[bool, int]]) -> None:
-    for is_full, hops in groups:
+    for is_full, hops in changes.new_groups:
         GROUPS.labels("full" if is_full else "delta").inc()
         HOPS.observe(hops)
+    if changes.reused_groups:
+        GROUPS.labels("reused").inc(changes.reused_groups)

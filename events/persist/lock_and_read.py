@@ -137,7 +137,7 @@ def lock_and_read(
 
     ``building`` is false where no state groups are going to be made: then nobody looks which ones are tips.
     """
-    creates = [event for event in events if is_create(event)]
+    creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]
     begun = {event.room_id: event.room_version for event in (*outliers, *creates)}
     told = {event.room_id: event.room_version for event in creates if tells_version(event)}
@@ -163,7 +163,7 @@ def lock_and_read(
 
 
 def _reading(text: str, own: set[str], asked: set[str]) -> RoomReading:
-    rooms, leaves, latest, events, groups, above, redactions, gaps = (found or () for found in orjson.loads(text))
+    rooms, leaves, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
     found = RoomReading(own=frozenset(own), gaps=frozenset(gaps), asked=asked)
     for values in rooms:
         found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)

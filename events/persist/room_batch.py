@@ -19,8 +19,6 @@ from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.models import CurrentState, Room
 from events.persist.closing_cycles import closing_a_cycle
-from events.persist.gap_filling import Filled, judge_again, unresolved_above
-from events.persist.given_state import given_state
 from events.persist.lock_and_read import RoomReading
 from events.persist.room_cache import StoredEvents, StoredRoom
 from events.room.event_auth import PRUNED_TYPES
@@ -34,11 +32,26 @@ from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
 from state.rules.room_versions import room_version
 
-__all__ = ["RoomBatch", "RoomChanges"]
+__all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
 
 _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
+MOST_FILLED = 2_000
+"""Stored events that get their state with one batch; ``events.persist.gap_filling`` has the rest."""
+#: Events without state on top of these, nearest first. Found by the edges' index, so it costs what it finds.
+_ABOVE = """
+WITH RECURSIVE above AS (
+    SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
+    WHERE edge.prev_event_id = ANY(%(below)s) AND e.state_unresolved AND e.room_id = %(room)s
+    UNION
+    SELECT e.event_id, e.stream_ordering
+    FROM above JOIN events_eventedge edge ON edge.prev_event_id = above.event_id
+    JOIN events_event e ON e.event_id = edge.event_id
+    WHERE e.state_unresolved AND e.room_id = %(room)s
+) SELECT event_id, stream_ordering FROM above LIMIT %(most)s
+"""
+_PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%s) AND state_unresolved"
 _JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
 """What asks the rules for something that a redaction takes away."""
 _BASES = 3
@@ -46,10 +59,30 @@ _BASES = 3
 
 
 @dataclass(slots=True)
+class Filled:
+    """Stored events that have a state now, judged again, with their places in the stream.
+
+    ``rejected`` are those that were accepted before; ``more`` says that there are events left.
+    """
+
+    events: list[ParsedEvent] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+    rejected: list[str] = field(default_factory=list)
+    more: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether some of them are live ones: then ranges of the room's line have to be made anew."""
+        return any(place > 0 for place in self.places.values())
+
+
+@dataclass(slots=True)
 class RoomChanges:
     """What a batch changes in one room, in numbers of ``events``."""
 
     events: list[ParsedEvent] = field(default_factory=list)
+    backfilled: int = 0
+    """How many events of the graph are; these come first. Outliers may be, too."""
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
     create: ParsedEvent | None = None
     new_leaves: list[str] = field(default_factory=list)
@@ -97,6 +130,7 @@ class RoomBatch:
     ) -> None:
         self._reading = reading
         self._row = room
+        self._version = room_version(room.room_version)
         self._given = given or {}
         self.again: Sequence[str] = ()
         """Stored events without state that may have one by now."""
@@ -124,11 +158,10 @@ class RoomBatch:
         self._refuse_what_has_no_state()
         if self._row.create_event_id is None and self.states.create is not None:
             self.changes.create = self.states.events[self.states.create.event_id]
-        order, _ = causal_order(self._batch)
         outliers = [event for event in self._batch if event.outlier]
-        graph = [self._batch[number] for number in order if not self._batch[number].outlier]
-        live = [event for event in graph if not event.backfilled]
+        graph = [event for event in self._batch if not event.outlier]
         old = [event for event in graph if event.backfilled]
+        live = [event for event in graph if not event.backfilled] if old else graph
         steps = self._arrive(old, live, outliers)
         self._see(steps)
         self._redact()
@@ -146,7 +179,7 @@ class RoomBatch:
         found = {}
         for event_id, ids in self._given.items():
             try:
-                found[event_id] = given_state(events[event_id], ids, events)
+                found[event_id] = _given_state(events[event_id], ids, events)
             except EventRefused as error:
                 self.changes.refused.append((events[event_id], error))
         bad = self._given.keys() - found.keys()
@@ -159,11 +192,12 @@ class RoomBatch:
             create_id = next(iter(given.values()))[CREATE]
             batch = {event.event_id: event for event in self._batch}
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
-        states = RoomStates(room_version(self._row.room_version), self._batch, stored)
+        states = RoomStates(self._version, self._batch, stored)
         states.given.update(given)
         self._note_redacted(states, self._batch)
-        groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
-        states.bases = sorted(groups)[-_BASES:] if given else ()
+        if given:
+            groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
+            states.bases = sorted(groups)[-_BASES:]
         return states
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
@@ -182,14 +216,16 @@ class RoomBatch:
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
+        if not seeds and not self._reading.above:
+            return
         referred_to = {prev for prev, _ in self._reading.above}
         filling = any(e in states.after for e in new) and not referred_to.isdisjoint(new)
-        places = unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
+        places = _unresolved_above(self._row.room_id, new, seeds, self._using) if filling or seeds else {}
         if places:
             found = self._found_again(places, new)
             self._note_redacted(states, found)
             waiting = [event for event in self._batch if event.event_id not in states.after]
-            self.changes.filled = judge_again(states, found, waiting)
+            self.changes.filled = _judge_again(states, found, waiting)
 
     def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
         """Stored events with their places, and what judging them takes read."""
@@ -203,7 +239,7 @@ class RoomBatch:
     # --- what cannot be stored ----------------------------------------------------------------------------------
     def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
         """Events that stored ones lead to, and that lead to these; what stands on them finds nothing there."""
-        if not self._batch or room_version(self._row.room_version).ids_are_hashes:
+        if not self._batch or self._version.ids_are_hashes:
             return
         found = closing_a_cycle(self._row.room_id, self._batch, self._reading.above, self.stored.events, self._using)
         for event in self._batch:
@@ -213,15 +249,15 @@ class RoomBatch:
         self._batch = [event for event in self._batch if event.event_id not in found]
 
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
-        """Live events need their prev events; a backfilled one may have gaps below it."""
+        """Live events need their prev events; a backfilled one may have gaps below it. The batch is in causal order then."""
         order, left = causal_order(self._batch)
         inside: set[str] = set()
         kept = []
         for number in (*order, *left):
             event = self._batch[number]
-            placed = event.outlier or event.backfilled or event.event_id in given or number in left
+            placed = event.outlier or event.event_id in given or number in left
             reason = None if placed else self._no_place(event, inside)
-            if reason is not None:
+            if reason is not None and not event.backfilled:
                 self.changes.refused.append((event, reason))
                 continue
             kept.append(event)
@@ -230,19 +266,15 @@ class RoomBatch:
         self._batch = kept
 
     def _no_place(self, event: ParsedEvent, inside: set[str]) -> EventRefused | None:
-        if is_create(event) or (event.type == "m.room.create" and not event.prev_event_ids):
-            return None
         if not event.prev_event_ids:
+            if event.type == "m.room.create":
+                return None
             return EventRefused(Reason.NO_PREV_EVENTS, "only a create event may stand on nothing")
-        missing = [prev for prev in event.prev_event_ids if prev not in inside and not self._in_graph(prev)]
+        missing = [prev for prev in event.prev_event_ids if prev not in inside and not self.stored.in_graph(prev)]
         if missing:
             shown = ", ".join(missing[:3])
             return EventRefused(Reason.MISSING_PREV_EVENTS, f"{shown} must be stored first, or come in the same batch")
         return None
-
-    def _in_graph(self, event_id: str) -> bool:
-        found = self.stored.events.get(event_id)
-        return found is not None and not found.outlier and found.room_id == self._row.room_id
 
     def _refuse_what_has_no_state(self) -> None:
         """In a room whose state is known, a live event does not lose it."""
@@ -253,7 +285,7 @@ class RoomBatch:
             [
                 (event, EventRefused(Reason.MISSING_PREV_EVENTS, detail))
                 for event in self._batch
-                if self._is_live(event) and event.event_id not in self.states.after and event.prev_event_ids
+                if event.event_id not in self.states.after and event.prev_event_ids and self._is_live(event)
             ]
         )
 
@@ -264,13 +296,13 @@ class RoomBatch:
         if not bad:
             return
         self._refuse_each(bad)
+        self._batch = [self._batch[number] for number in causal_order(self._batch)[0]]
         self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
 
     def _live_above(self, refused: Collection[str]) -> list[tuple[ParsedEvent, EventRefused]]:
         """Live events that stand on refused ones."""
         gone, above = set(refused), []
-        for number in causal_order(self._batch)[0]:
-            event = self._batch[number]
+        for event in self._batch:
             below = gone.intersection(event.prev_event_ids)
             if below and self._is_live(event) and event.event_id not in self.states.given:
                 detail = f"{min(below)} was refused, and nothing stands on it"
@@ -280,6 +312,8 @@ class RoomBatch:
 
     def _refuse_each(self, refused: Sequence[tuple[ParsedEvent, EventRefused]]) -> None:
         """They are not stored, and count for nothing in what follows."""
+        if not refused:
+            return
         self.changes.refused += refused
         gone = {event.event_id for event, _ in refused}
         self._batch = [event for event in self._batch if event.event_id not in gone]
@@ -291,9 +325,10 @@ class RoomBatch:
     def _arrive(
         self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
     ) -> list[Step]:
-        """Number the events: backfilled, live, outliers; returns the steps of accepted ones."""
+        """Number the events: backfilled, live, outliers; returns the steps of accepted live ones."""
         changes, states = self.changes, self.states
-        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected, self.freed)
+        freed = () if self.freed is None and changes.filled.events else self.freed  # what is filled may be reached now
+        leaves = self.stored.leaves_below([*old, *live], states, changes.filled.rejected, freed)
         arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
@@ -301,7 +336,7 @@ class RoomBatch:
         for event in old:
             arrivals.take(event)
             changes.events.append(event)
-            self._add_step(steps, event, states.after.get(event.event_id))
+        changes.backfilled = len(old)
         if live and arrivals.current is not None and arrivals.current != known:
             self._note_changes(len(changes.events), known, arrivals.current, between=True)
             known = arrivals.current
@@ -313,19 +348,19 @@ class RoomBatch:
                 known = arrivals.current
             self._add_step(steps, judged, arrivals.current)
         changes.events += outliers
-        self._finish(arrivals, known, steps)
+        self._finish(arrivals, known, steps, len(live))
         return steps
 
-    def _finish(self, arrivals: EventArrivals, known: int | None, steps: list[Step]) -> None:
+    def _finish(self, arrivals: EventArrivals, known: int | None, steps: list[Step], live: int) -> None:
+        """The current state and the leaves after all events; ``live`` of them are, behind the backfilled ones."""
         changes = self.changes
         current = arrivals.finish()
-        if steps and not steps[-1].event.backfilled:  # the next batch goes on with this line
-            steps[-1] = structs.replace(steps[-1], line=steps[-1].line if current is None else current)
-        last = next((n for n in reversed(range(len(changes.events))) if self._is_live(changes.events[n])), None)
+        if steps and current is not None and current != steps[-1].line:  # the next batch goes on with this line
+            steps[-1] = structs.replace(steps[-1], line=current)
         if current is not None and current != known:
-            changes.own_place = last is None
-            between = not steps or steps[-1].event.backfilled
-            self._note_changes(len(changes.events) if last is None else last, known, current, between=between)
+            changes.own_place = not live
+            number = changes.backfilled + live - 1 if live else len(changes.events)
+            self._note_changes(number, known, current, between=not steps)
         changes.current_unresolved = current is None and bool(arrivals.leaves.current)
         before = set(self.stored.leaves)
         changes.new_leaves = [leaf for leaf in arrivals.leaves.current if leaf not in before]
@@ -354,8 +389,8 @@ class RoomBatch:
         if not is_accepted(event):
             return
         after = self.states.after.get(event.event_id)
-        if after is None:  # nobody is shown it; a live one hides what its leaf hides
-            self.changes.visibility_unresolved |= not event.backfilled
+        if after is None:  # nobody is shown it, and it hides what its leaf hides
+            self.changes.visibility_unresolved = True
             return
         before = self.states.before.get(event.event_id)
         steps.append(Step(len(self.changes.events) - 1, event, before, after, after if line is None else line))
@@ -364,30 +399,41 @@ class RoomBatch:
     def _see(self, steps: Sequence[Step]) -> None:
         """Ranges go on for live events; those of backfilled ones meet stored ones, and are written when positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
+        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest) or self._fills_live()
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
             changes.visibility_unresolved = True
             return
         changes.old_states = self.states
-        live = None
-        for step in steps:
-            if not step.event.backfilled:
-                live = live or VisibilityRanges(builder, events, self._stored_ranges())
+        group = self._group_before()
+        if not all(step.changes_nothing(group, self._line_before) for step in steps):
+            live = VisibilityRanges(builder, events, self._stored_ranges(group))
+            for step in steps:
                 live.add(step)
-        if live is not None:
             changes.ranges += [*live.rows, *live.still_open()]
             changes.closed, changes.uncut = live.closed, live.uncut
 
-    def _stored_ranges(self) -> StoredRanges:
-        """Where the stored ranges end: it follows from the last accepted event and the current state."""
+    def _group_before(self) -> int | None:
+        """The group after the last accepted event that is stored; null where there is none, or no current state."""
+        event_id, self.changes.last_position = self._reading.latest.get(self._row.room_id, (None, None))
+        if event_id is None or self._line_before is None:
+            return None
+        if event_id not in self.stored.after:
+            self.stored.adopt_after([event_id])
+        return self.stored.after[event_id]
+
+    def _fills_live(self) -> bool:
+        """Returns true if a live event comes below stored live ones. On the line it stands before them."""
+        live = {event.event_id for event in self.changes.events if self._is_live(event)}
+        above = [event_id for prev, event_id in self._reading.above if prev in live]
+        return bool(above) and bool(self.stored.live_ones(above))
+
+    def _stored_ranges(self, group: int | None) -> StoredRanges:
+        """Where the stored ranges end: it follows from the state after the last accepted event, and the current state."""
         line = self._line_before
-        latest = self._reading.latest.get(self._row.room_id)
-        if latest is None or line is None:
+        if group is None or line is None:
             return StoredRanges(last=-1)
-        event_id, self.changes.last_position = latest
-        self.stored.adopt_after([event_id])
-        setting = known_visibility(history_visibility(self.states.state(self.stored.after[event_id])))
+        setting = known_visibility(history_visibility(self.states.state(group)))
         state = self.states.state(line)
         return StoredRanges(
             line=line,
@@ -420,9 +466,12 @@ class RoomBatch:
         """Flags targets; returns the redactions that have an effect, and which of those that were looked at are stored ones."""
         freed = [new[event_id].redacts or "" for event_id in self.changes.filled.rejected]
         earlier = self._redactions_of({*new, *freed})
+        later = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
+        if not earlier and not later:
+            return set(), []
         self.stored.adopt_after([event_id for event_id, _ in earlier])
         pairs = [(new.get(event_id) or self.stored.events[event_id], target) for event_id, target in earlier]
-        pairs += [(event, event.redacts or "") for event in new.values() if _redacts(event)]
+        pairs += later
         self.stored.events.load([target for _, target in pairs])
         effective = set()
         for redaction, target_id in pairs:
@@ -446,9 +495,67 @@ class RoomBatch:
             return False
         group = self.states.before.get(redaction.event_id, self.stored.after.get(redaction.event_id))
         levels = self.states.rules.levels(self.states.state(group), self.states.create) if group is not None else None
-        return may_redact(redaction, target, self.states.version, levels)
+        return may_redact(redaction, target, self._version, levels)
 
 
-def _redacts(event: ParsedEvent) -> bool:
-    """Whether it is an accepted redaction of something."""
-    return event.redacts is not None and is_accepted(event)
+# --- states told from outside ------------------------------------------------------------------------------------------
+
+
+def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
+    """The state as a map; raises ``EventRefused`` (``bad-state``) for what is no state of the event's room.
+
+    ``events`` finds stored events and those of the batch. Rejected events in it are left out by whoever uses the map, once
+    all are judged.
+    """
+    found: dict[StateKey, str] = {}
+    for event_id in dict.fromkeys(named):
+        entry = events.get(event_id)
+        if entry is None:
+            raise _bad_state(f"{event_id} is neither stored nor in the batch")
+        if entry.room_id != event.room_id:
+            raise _bad_state(f"{event_id} is of the room {entry.room_id}")
+        if entry.state_key is None:
+            raise _bad_state(f"{event_id} is no state event")
+        key = entry.type, entry.state_key
+        if found.setdefault(key, event_id) != event_id:
+            raise _bad_state(f"{found[key]} and {event_id} are both for {key}")
+    if CREATE not in found:
+        raise _bad_state("the create event is missing")
+    if not is_create(events[found[CREATE]]):
+        raise _bad_state(f"the create event {found[CREATE]} may not begin the room")
+    return found
+
+
+def _bad_state(detail: str) -> EventRefused:
+    return EventRefused(Reason.BAD_STATE, f"the state given with it cannot be: {detail}")
+
+
+# --- gaps that are filled ------------------------------------------------------------------------------------------
+
+
+def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
+    """Stored events without state that lead down to ``below``, and ``seeds`` if they have none: event -> place."""
+    with connections[using].cursor() as cursor:
+        cursor.execute(_ABOVE, {"below": [*below, *seeds], "room": room_id, "most": MOST_FILLED})
+        found: dict[str, int] = dict(cursor.fetchall())
+        if seeds:
+            cursor.execute(_PLACES, [list(seeds)])
+            found |= dict(cursor.fetchall())
+    return found
+
+
+def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
+    """Judge stored events, whose places are told, with the states of the events below, and new ones that wait for theirs."""
+    again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]
+    states.events.update((event.event_id, event) for event in again)
+    states.assign([*again, *waiting])
+    judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
+    for event in found:  # auth events that have come since may tell more, but what has no state yet keeps its verdict
+        if event.event_id not in states.after:
+            states.events[event.event_id] = event
+    return Filled(
+        judged,
+        {event.event_id: event.stream_ordering for event in judged if event.stream_ordering is not None},
+        [e.event_id for e in found if e.rejected_reason is None and states.events[e.event_id].rejected_reason],
+        more=len(found) >= MOST_FILLED,
+    )

@@ -8,7 +8,7 @@ process did makes what is kept wrong. Assumes the caller's transaction with the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
-from events.room.graph import Leaves, Node
-from events.room.state_assignment import Stored
+from events.room.extremities import Leaves
+from events.room.graph import Node
+from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
 from state.store import full_state
@@ -77,6 +78,7 @@ def forget_kept() -> None:
 _FACTS = """
 SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
 """
+_NO_CHANGE = "e.state_key IS NULL OR e.rejected_reason IS NOT NULL"
 #: The groups after events, with what a builder needs; the last of a chain is found by its delta rows, which every group has.
 _GROUPS = """
 SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
@@ -91,13 +93,13 @@ SELECT g.chain, hops, rows_to_read, NOT EXISTS (
 )
 FROM state_stategroup g WHERE g.id = %s
 """
-#: The group before an accepted event: that after it, or the one below where it is state.
-_BEFORE = """
+#: The group before an event: that after it, or the one below where it is state that was accepted.
+_BEFORE = f"""
 SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
 FROM events_event e JOIN state_stategroup own ON own.id = e.state_group
-JOIN state_stategroup g ON g.id = CASE WHEN e.state_key IS NULL THEN own.id ELSE own.prev_group END
+JOIN state_stategroup g ON g.id = CASE WHEN {_NO_CHANGE} THEN own.id ELSE own.prev_group END
 WHERE e.event_id = %s
 """
 #: State events that these lead to along auth events, themselves not included.
@@ -108,20 +110,29 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
-#: The edges above these events, and above all that is looked through: whether the event above is accepted, whether live.
-_ABOVE = """
+#: The edges above these events, and above all that is looked through: whether the event above is accepted, whether live, and
+#: whether it surely reaches the one below (``RoomStates.reached``).
+_EDGE = f"""
+SELECT edge.prev_event_id, edge.event_id,
+    NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live,
+    coalesce(0 < below.stream_ordering AND below.stream_ordering < e.stream_ordering
+        OR below.state_group = CASE WHEN {_NO_CHANGE} THEN own.id ELSE own.prev_group END, false) OR own.id IS NULL AS surely
+"""
+_BOTH_ENDS = """
+JOIN events_event e ON e.event_id = edge.event_id AND e.room_id = %(room)s AND NOT e.outlier
+LEFT JOIN state_stategroup own ON own.id = e.state_group
+LEFT JOIN events_event below ON below.event_id = edge.prev_event_id AND below.room_id = %(room)s AND NOT below.outlier
+"""
+_ABOVE = f"""
 WITH RECURSIVE up AS (
-    SELECT edge.prev_event_id, edge.event_id,
-        NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live
-    FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = ANY(%(below)s) AND e.room_id = %(room)s AND NOT e.outlier
+    {_EDGE} FROM events_eventedge edge {_BOTH_ENDS} WHERE edge.prev_event_id = ANY(%(below)s)
     UNION
-    SELECT edge.prev_event_id, edge.event_id, NOT e.soft_failed AND e.rejected_reason IS NULL, e.stream_ordering > 0
-    FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id
-    JOIN events_event e ON e.event_id = edge.event_id
-    WHERE (NOT (up.accepted AND (up.live OR NOT %(through_old)s)) OR up.event_id = ANY(%(rejected)s))
-      AND e.room_id = %(room)s AND NOT e.outlier
-) SELECT prev_event_id, event_id, accepted, live FROM up
+    {_EDGE} FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id {_BOTH_ENDS}
+    WHERE NOT (up.accepted AND (up.live OR NOT %(through_old)s)) OR up.event_id = ANY(%(rejected)s)
+) SELECT prev_event_id, event_id, accepted, live, surely FROM up
+"""
+_LIVE = """
+SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND room_id = %s AND NOT outlier AND stream_ordering > 0
 """
 _VERDICTS = """
 SELECT event_id, NOT soft_failed AND rejected_reason IS NULL, stream_ordering > 0 FROM events_event
@@ -132,7 +143,7 @@ SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NO
 """
 
 
-class StoredEvents(MutableMapping[str, ParsedEvent]):
+class StoredEvents(dict[str, ParsedEvent]):
     """Every stored event by its ID, read when first asked for; what is set here hides what is stored.
 
     What a process keeps of a room is used in that room alone, and until stored content of the room is rewritten: then its
@@ -140,26 +151,27 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
     """
 
     def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
+        super().__init__()
         self._using = using
         self._reading = reading if reading is not None else RoomReading()
         self.kept_under = using, room_id, generation
-        self._here: dict[str, ParsedEvent | None] = {}
+        self._absent: set[str] = set()
 
     def load(self, event_ids: Iterable[str]) -> None:
         """Read these at once."""
         asked, facts = self._reading.asked, self._reading.events
         missing = []
         for event_id in event_ids:
-            if event_id in self._here:
+            if dict.__contains__(self, event_id) or event_id in self._absent:
                 continue
             if event_id in asked and event_id not in facts:
-                self._here[event_id] = None
+                self._absent.add(event_id)
                 continue
             kept = _events.get((self.kept_under, event_id))
             if kept is None:
                 missing.append(event_id)
             else:
-                self._here[event_id] = _with_facts(kept, facts[event_id]) if event_id in facts else kept
+                self[event_id] = _with_facts(kept, facts[event_id]) if event_id in facts else kept
         if missing:
             self._read(list(dict.fromkeys(missing)))
 
@@ -172,44 +184,37 @@ class StoredEvents(MutableMapping[str, ParsedEvent]):
             self._reading.asked.update(unknown)
         here = [event_id for event_id in event_ids if event_id in known]
         parsed = parsed_events(here, self._using)
-        self._here.update(dict.fromkeys(event_ids))
+        self._absent.update(event_ids)
+        self._absent.difference_update(here)
         for event_id in here:
             event = replace(parsed[event_id], json=b"", rejection_given=True, soft_failure_given=True)
-            self._here[event_id] = event = _with_facts(event, known[event_id])
+            self[event_id] = event = _with_facts(event, known[event_id])
             self._keep(event)
 
     def keep_new(self, event: ParsedEvent) -> None:
-        """As ``StoredRoom.keep_event``."""
+        """A new event is likely to be referred to next; called when it is committed."""
         self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
 
     def _keep(self, event: ParsedEvent) -> None:
         if not event.outlier:
             _events.put((self.kept_under, event.event_id), event)
 
-    def __getitem__(self, event_id: str) -> ParsedEvent:
-        if event_id not in self._here:
-            self.load([event_id])
-        found = self._here[event_id]
+    def __missing__(self, event_id: str) -> ParsedEvent:
+        self.load([event_id])
+        found = super().get(event_id)
         if found is None:
             raise KeyError(event_id)
         return found
 
+    def get(self, event_id: str, default: Any = None) -> Any:
+        """The event, or ``default`` where it is not stored."""
+        try:
+            return self[event_id]
+        except KeyError:
+            return default
+
     def __contains__(self, event_id: object) -> bool:
-        if event_id not in self._here and isinstance(event_id, str):
-            self.load([event_id])
-        return self._here.get(event_id) is not None  # type: ignore[call-overload]
-
-    def __setitem__(self, event_id: str, event: ParsedEvent) -> None:
-        self._here[event_id] = event
-
-    def __delitem__(self, event_id: str) -> None:
-        del self._here[event_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return (event_id for event_id, event in self._here.items() if event is not None)
-
-    def __len__(self) -> int:
-        return sum(event is not None for event in self._here.values())
+        return self.get(str(event_id)) is not None
 
 
 def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
@@ -270,7 +275,7 @@ class StoredRoom:
                 self._adopt(event_id, group, GroupFacts(*facts))
 
     def adopt_before(self, event_id: str) -> int | None:
-        """The number of the group before a stored accepted event; null where there is none."""
+        """The number of the group before a stored event; null where there is none."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_BEFORE, [event_id])
             found = cursor.fetchone()
@@ -297,14 +302,15 @@ class StoredRoom:
             _states.put((self.using, group), kept, len(kept))
         return kept
 
-    def keep_event(self, event: ParsedEvent) -> None:
-        """A new event is likely to be referred to next; called when it is committed."""
-        self.events.keep_new(event)
-
     def keep_state(self, group: int, number: int) -> None:
         """The state of a new group is likely to be asked for next."""
         state = self.builder.expand(number)
         _states.put((self.using, group), state, len(state))
+
+    def in_graph(self, event_id: str) -> bool:
+        """Whether this is an event of the room with a place in its graph."""
+        found = self.events.get(event_id)
+        return found is not None and not found.outlier and found.room_id == self.room_id
 
     def as_stored(self, create_event_id: str | None) -> Stored:
         """The room as ``RoomStates`` goes on with it."""
@@ -340,6 +346,12 @@ class StoredRoom:
             named.update(row[0] for row in cursor.fetchall())
         self.events.load(sorted(named))
 
+    def live_ones(self, event_ids: Collection[str]) -> set[str]:
+        """Those of these that are stored as live events of the room."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_LIVE, [list(event_ids), self.room_id])
+            return {event_id for (event_id,) in cursor.fetchall()}
+
     def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
         """Those of these events that are of one of the types and redacted."""
         with connections[self.using].cursor() as cursor:
@@ -348,14 +360,18 @@ class StoredRoom:
 
     # --- leaves -------------------------------------------------------------------------------------------------
     def leaves_below(
-        self, batch: Sequence[ParsedEvent], rejected: Collection[str] = (), freed: Collection[str] | None = None
+        self,
+        batch: Sequence[ParsedEvent],
+        states: RoomStates,
+        rejected: Collection[str] = (),
+        freed: Collection[str] | None = None,
     ) -> Leaves[str]:
-        """The leaves that a batch of events of the graph arrives at.
+        """The leaves that a batch of events of the graph, whose states are assigned, arrives at.
 
         ``rejected`` are stored events that turn out to be. ``freed`` is given when stored events have left the graph or come
         back into it: those that the former referred to, which may be leaves now; and a stored leaf may be none any more.
         """
-        found = _StoredLeaves(self, {event.event_id for event in batch}, set(rejected))
+        found = _StoredLeaves(self, {event.event_id for event in batch}, states, set(rejected))
         found.give_way(freed)
         return found.leaves
 
@@ -363,14 +379,15 @@ class StoredRoom:
 class _StoredLeaves:
     """What ``Leaves`` has to know of stored events: found upwards from the leaves, so it costs what stands on these."""
 
-    def __init__(self, room: StoredRoom, own: Set[str], rejected: Set[str]) -> None:
-        self._room, self._own, self._rejected = room, own, rejected
+    def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
+        self._room, self._own, self._states, self._rejected = room, own, states, rejected
         self._stored = set(room.leaves) - rejected
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
         """Events to be looked through, by whether backfilled ones are."""
         reached: set[str] = set()
-        self.leaves = Leaves(room.leaves, reached, self._find, live=self._begins_live)
+        self._reached_by: dict[str, Sequence[str]] = {}
+        self.leaves = Leaves(room.leaves, reached, self._find, live=self._begins_live, reaches=self._reaches)
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 
@@ -439,8 +456,26 @@ class _StoredLeaves:
             stack += new
         return found
 
+    def _reaches(self, node: Node[str]) -> Sequence[str]:
+        """The prev events that an event of the batch, or one that is looked through, reaches."""
+        if node.event_id not in self._own or node.event_id not in self._states.on_given:
+            return node.prev_event_ids
+        own = {prev for prev in self._own & set(node.prev_event_ids) if not self._states.events[prev].backfilled}
+        earlier = set() if node.backfilled else own | self._room.live_ones(node.prev_event_ids)
+        return self._states.reached(node, self._states.before.get(node.event_id), earlier)
+
+    def _reached_of(self, event_id: str) -> Sequence[str]:
+        """The prev events that a stored event reaches, those that surely are left aside."""
+        if event_id not in self._reached_by:
+            room, states = self._room, self._states
+            event = room.events[event_id]
+            before = states.before[event_id] if event_id in states.before else room.adopt_before(event_id)
+            room.adopt_after(event.prev_event_ids)
+            self._reached_by[event_id] = states.reached(event, before, ())
+        return self._reached_by[event_id]
+
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
-        """(event, stored event that refers to it, whether that is accepted, whether live), up to events that count."""
+        """(event, stored event that reaches it, whether that is accepted, whether live), up to events that count."""
         values: dict[str, Any] = {
             "below": sorted(event_ids),
             "room": self._room.room_id,
@@ -449,7 +484,13 @@ class _StoredLeaves:
         }
         with connections[self._room.using].cursor() as cursor:
             cursor.execute(_ABOVE, values)
-            return list(cursor.fetchall())
+            edges = cursor.fetchall()
+        given = self._states.on_given
+        return [
+            (prev, event_id, *about)
+            for prev, event_id, *about, surely in edges
+            if (surely and event_id not in given) or prev in self._reached_of(event_id)
+        ]
 
     def _counts(self, event_id: str, accepted: bool, live: bool) -> bool:
         return accepted and event_id not in self._rejected and (live or not self.leaves.live)

@@ -14,9 +14,8 @@ from typing import Any
 from django.db import connections
 from django.db.models import Model
 
+from events.columns import EVENT_COLUMNS, INSERT_INTO, event_row
 from events.declarations import BACKFILL, EVENTS
-from events.format.parsing import ParsedEvent
-from events.history.rows import EVENT_COLUMNS, event_row
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -29,7 +28,6 @@ from events.models import (
     Room,
 )
 from events.persist.backfill_ranges import write_old_ranges
-from events.persist.gap_filling import write_filled
 from events.persist.room_batch import RoomChanges
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
@@ -56,15 +54,20 @@ FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = mo
 """
 _DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
-_OPEN_GAPS = """
-INSERT INTO events_backwardextremity (room_id, event_id)
+_OPEN_GAPS = f"""
+{INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
 WHERE NOT EXISTS (SELECT FROM events_event e WHERE e.event_id = prev AND e.room_id = %(room)s AND NOT e.outlier)
 ON CONFLICT (room_id, event_id) DO NOTHING RETURNING event_id
 """
-_MARK_GAPS = """
-INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+_MARK_GAPS = f"""
+{INSERT_INTO["events_timelinegap"]}
 SELECT %s, position, %s FROM unnest(%s::bigint[]) AS position
+"""
+_WRITE_FILLED = """
+UPDATE events_event e SET state_group = filled.state_group, state_unresolved = false, rejected_reason = filled.reason
+FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS filled (event_id, state_group, reason)
+WHERE e.event_id = filled.event_id
 """
 _DROP_ALL_STATE = "DELETE FROM events_currentstate WHERE room_id = %s"
 _DROP_RANGES = "DELETE FROM events_eventvisibility WHERE room_id = %s"
@@ -72,8 +75,8 @@ _DROP_STATE = """
 DELETE FROM events_currentstate c USING unnest(%s::text[], %s::text[]) AS gone (type, state_key)
 WHERE c.room_id = %s::text AND c.type = gone.type AND c.state_key = gone.state_key
 """
-_PUT_STATE = """
-INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
+_PUT_STATE = f"""
+{INSERT_INTO["events_currentstate"]}
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
@@ -99,16 +102,6 @@ UPDATE events_event SET redacted_by = applied.redaction
 FROM unnest(%s::text[], %s::text[]) AS applied (target, redaction)
 WHERE event_id = applied.target AND redacted_by IS NULL
 """
-#: The columns of rows that are inserted without the stream engine.
-_COLUMNS: dict[type[Model], tuple[str, ...]] = {
-    EventJson: ("event_id", "room_version", "json"),
-    EventAuth: ("event_id", "auth_event_ids"),
-    EventEdge: ("event_id", "prev_event_id"),
-    ForwardExtremity: ("event_id", "room_id"),
-    StateGroup: ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
-    StateGroupDelta: ("chain", "state_group", "type", "state_key", "event_id"),
-    EventVisibility: ("room_id", "user_id", "kind", "first", "last"),
-}
 _MOST_ROWS = 1_000
 
 
@@ -122,7 +115,7 @@ class _Writing:
     after: list[Statement] = field(default_factory=list)
 
     def add(self, model: type[Model], *values: Any) -> None:
-        """A row, in the order of ``_COLUMNS``."""
+        """A row, in the order of ``events.columns``."""
         self.rows.setdefault(model, []).append(values)
 
     def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
@@ -147,9 +140,8 @@ class _Writing:
 
     def _inserts(self) -> Iterator[Statement]:
         for model, rows in self.rows.items():
-            columns = _COLUMNS[model]
-            place = f"({', '.join(['%s'] * len(columns))})"
-            head = f"INSERT INTO {model._meta.db_table} ({', '.join(columns)}) VALUES "
+            place = f"({', '.join(['%s'] * len(rows[0]))})"
+            head = f"{INSERT_INTO[model._meta.db_table]} VALUES "
             for first in range(0, len(rows), _MOST_ROWS):
                 part = rows[first : first + _MOST_ROWS]
                 values = [value for row in part for value in row]
@@ -269,7 +261,8 @@ class _Groups:
         events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
         self._stored = stored
         self._after = {e.event_id: stored.after[e.event_id] for e in events if e.event_id in stored.after}
-        self._new = sorted(stored.builder.kept(set(self._after.values())) - stored.ids.keys())
+        needed = set(self._after.values()) - stored.ids.keys()
+        self._new = sorted(stored.builder.kept(needed) - stored.ids.keys()) if needed else []
         changes.reused_groups = len(self._after) - len(set(self._after.values()).intersection(self._new))
         self._ids = dict(stored.ids)
         if self._new:
@@ -282,6 +275,9 @@ class _Groups:
 
     def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
         """The rows of the new groups; of each, whether it is in full, and its hops. The state of the last is kept at hand."""
+        self._stored.keep_resolved(self._ids)
+        if not self._new:
+            return []
         builder, ids = self._stored.builder, self._ids
         written: list[tuple[bool, int]] = []
         for number, prev, chain, hops, keys, to_read in builder.group_rows(self._new):
@@ -290,9 +286,7 @@ class _Groups:
             writing.add(StateGroup, ids[number], room_id, below, self._chain(chain), hops, keys, to_read)
         for chain, group, event_type, state_key, event_id in builder.delta_rows(self._new):
             writing.add(StateGroupDelta, self._chain(chain), ids[group], event_type, state_key, event_id)
-        if self._new:
-            self._stored.keep_state(ids[self._new[-1]], self._new[-1])
-        self._stored.keep_resolved(ids)
+        self._stored.keep_state(ids[self._new[-1]], self._new[-1])
         return written
 
     def _chain(self, number: int) -> int:
@@ -386,18 +380,27 @@ class _Room:
     def _events(self, stored_outliers: Collection[str]) -> None:
         """The events, their JSON, edges and auth events."""
         writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
-        write_filled(self._changes.filled, groups, self._stored.using)
+        if self._changes.filled.events:
+            self._fill(groups)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
             place = self._positions.get(event.event_id)  # null: given when it is inserted
             writing.facts.append(_fact(place, row))
             if event.event_id not in stored_outliers:
                 writing.add(EventJson, event.event_id, event.room_version, event.json)
-                if event.is_state:
+                if event.state_key is not None:
                     writing.add(EventAuth, event.event_id, list(event.auth_event_ids))
         for event in self._graph:
             for prev in event.prev_event_ids:
                 writing.add(EventEdge, event.event_id, prev)
+
+    def _fill(self, groups: Mapping[str, int]) -> None:
+        """The groups and verdicts of stored events whose state has become known."""
+        rows = [
+            (event.event_id, groups[event.event_id], event.rejected_reason) for event in self._changes.filled.events
+        ]
+        with connections[self._stored.using].cursor() as cursor:
+            cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
 
     def _state_changes(self) -> None:
         """The changes of the current state as facts."""
@@ -419,8 +422,8 @@ class _Room:
 
     # --- what changes in place ----------------------------------------------------------------------------------
     def _close_gaps(self) -> None:
-        closed = sorted(self._stored.reading.gaps.intersection(event.event_id for event in self._graph))
-        if closed:
+        gaps = self._stored.reading.gaps
+        if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
@@ -428,16 +431,17 @@ class _Room:
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
-        elif self._changes.old_states is not None:
+        elif self._changes.old_states is not None and (self._changes.backfilled or self._changes.filled.events):
             filled = self._changes.filled
-            new = [self._positions[e.event_id] for e in self._graph if e.backfilled and is_accepted(e)]
+            new = [self._positions[e.event_id] for e in self._graph[: self._changes.backfilled] if is_accepted(e)]
             again = [e for e in filled.events if is_accepted(e) or e.event_id in filled.rejected]
             old = [place for e in again if (place := filled.places[e.event_id]) < 0]
-            write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
+            if new or old:
+                write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
 
     def _open_gaps(self, using: str) -> None:
         """What the events refer to and is not here."""
-        missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._in_graph(prev)}
+        missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._stored.in_graph(prev)}
         if missing:
             with connections[using].cursor() as cursor:
                 cursor.execute(_OPEN_GAPS, {"room": self._room.room_id, "prevs": sorted(missing)})
@@ -446,23 +450,20 @@ class _Room:
     def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
         """Where a sync from below meets a gap: at the first live event above it."""
         above: set[int] = set()
-        for event in self._graph:
-            below = new.intersection(event.prev_event_ids) if not event.backfilled else set()
-            if below:
+        for event in self._graph[self._changes.backfilled :]:
+            if below := new.intersection(event.prev_event_ids):
                 above.add(self._positions[event.event_id])
                 new -= below
         if above:
             writer = current_writer(self._stored.using).name
             cursor.execute(_MARK_GAPS, [self._room.room_id, writer, sorted(above)])
 
-    def _in_graph(self, event_id: str) -> bool:
-        found: ParsedEvent | None = self._stored.events.get(event_id)
-        return found is not None and not found.outlier and found.room_id == self._room.room_id
-
     def _current_state(self) -> None:
         if self._changes.current_unresolved:
             if not self._room.current_state_unresolved:
                 self._say_after(_DROP_ALL_STATE, self._room.room_id)
+            return
+        if not self._changes.state_changes:
             return
         final = {(kind, key): event_id for _, kind, key, event_id, _ in self._changes.state_changes}
         gone = [key for key, event_id in final.items() if event_id is None]

@@ -1,11 +1,12 @@
-"""Whether an event is rejected or soft-failed: the auth rules, asked as a server asks them when the event comes in (pure).
+"""Event auth: applies the auth rules when an event comes in, and decides on rejection and soft failure (pure).
 
-An event is *rejected* when it may not stand on its own auth events or on the state before it. It is *soft-failed* when it may
-not stand on the room's current state, which is asked only where it does not build on that. What was decided by another
-server and told with the event is taken over.
+An event is *rejected* if its own auth events or the state before it do not allow it. It is *soft-failed* if the room's
+current state does not allow it. That is checked only for events that do not build on the current state. A verdict that
+another server stated with the event is taken over.
 
-What it is judged by is looked at as it is when the event comes in: a redacted power level event has lost its ``invite`` level by
-then (before room version 11), and with it what that forbade. State resolution looks at events as they were sent.
+Events that authorise others are read as they are at that moment. For example, before room version 11 a redacted power
+levels event has lost its ``invite`` level, and what that level forbade is allowed from then on. State resolution reads
+events as they were sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from events.format.parsing import ParsedEvent
 from events.format.redaction import may_redact, prune_content
 from state.groups.deltas import StateKey
 from state.rules.auth_rules import AuthRules
-from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, state_key_of
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State
 from state.rules.room_versions import RoomVersion
 
 __all__ = [
@@ -44,19 +45,19 @@ REFUSED_BY_STATE = "state before"
 
 
 def is_asked_by_sender(event: AuthEvent) -> bool:
-    """True for an event of which the rules ask for type, sender and auth events only."""
+    """Returns true if the rules read only type, sender and auth events of this event."""
     return event.state_key is None and event.type not in _ASKED_ANEW
 
 
 def is_third_party_invite(event: ParsedEvent) -> bool:
-    """Whether it is an invite for which an identity server vouches, as the rules verify; another may have sent it."""
+    """Returns true for an invite that an identity server signed. Another server than the inviter's may have sent it."""
     return event.membership == "invite" and "third_party_invite" in event.content
 
 
 def as_let_through(event: ParsedEvent, server: str) -> ParsedEvent:
-    """The event as the server of that name has it: it asks whether what others send soft-fails, and not what its own users send.
+    """Returns the event as the named server has it: that server soft-fails events of others, never those of its own users.
 
-    What is told of soft failure stays.
+    A stated soft failure is kept.
     """
     if event.soft_failure_given or event.sender.partition(":")[2] != server:
         return event
@@ -64,11 +65,11 @@ def as_let_through(event: ParsedEvent, server: str) -> ParsedEvent:
 
 
 class Judge:
-    """Judges the events of one room.
+    """Event auth for the events of one room.
 
-    ``events`` are those that are here, each with its verdict once it has one. ``trusting`` takes an event that
-    lists no auth events at all as one whose auth events were not told, as in dumps; it is then judged by the state
-    before it alone. A create event has none.
+    ``events`` are the known events, each with its verdict once it has one. With ``trusting`` an event without auth events
+    counts as one whose auth events the source left out, as dumps do. Only the state before it is checked then. A create
+    event has none anyway.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Judge:
         self._asked: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
-        """Why the event is rejected; null: it is accepted. ``before`` is null where the state is not known."""
+        """Returns why the event is rejected, or null. ``before`` is null if the state before the event is not known."""
         if event.rejection_given:
             return event.rejected_reason
         if reason := self._by_auth_events(event):
@@ -93,11 +94,11 @@ class Judge:
         return None
 
     def soft_fails(self, event: AuthEvent, current: State) -> bool:
-        """Whether the event may not stand on the current state."""
+        """Returns true if the current state does not allow the event."""
         return self._rules.refusal(event, self._as_it_is(current)) is not None
 
     def note_redaction(self, redaction: ParsedEvent, before: State | None) -> None:
-        """An accepted redaction came in, on top of that state: what it redacts counts for less from now on."""
+        """Records an accepted redaction on top of a state. From now on the redacted form of its target is read."""
         target = self._events.get(redaction.redacts or "")
         if target is None or target.type not in PRUNED_TYPES:
             return
@@ -109,15 +110,19 @@ class Judge:
         return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
 
     def _by_auth_events(self, event: ParsedEvent) -> str | None:
-        """What the listed auth events say; nothing where some of them are not here."""
+        """Returns why the listed auth events do not allow the event, or null, also if not all of them are known."""
         if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
-        find = self._events.get
-        here = [found for other in event.auth_event_ids if (found := find(other)) is not None]
+        here = []
+        for other in event.auth_event_ids:
+            try:
+                here.append(self._events[other])
+            except KeyError:  # not here
+                continue
         return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
-        """What these auth events say; found once for all messages of a sender on the same ones, with the same verdicts."""
+        """Returns the answer for these auth events, computed once for all messages of a sender that list the same ones."""
         asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # which only grows
         before = self._asked.get(asked)
         if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):
@@ -130,7 +135,7 @@ class Judge:
     def _by_these(self, event: ParsedEvent, here: Sequence[ParsedEvent]) -> str | None:
         if reason := self._rules.auth_events_refusal(event, here):
             return reason
-        state = {state_key_of(other): other for other in here}
+        state = {(other.type, other.state_key or ""): other for other in here}
         if self._rules.version.room_id_is_create_hash and self._create is not None:
             state[CREATE] = self._create
         complete = len(here) == len(event.auth_event_ids) and (CREATE in state or event.type == "m.room.create")
@@ -144,7 +149,7 @@ class Judge:
 
 
 class _Redacted:
-    """A state of which some events are redacted."""
+    """A state in which some events are redacted."""
 
     def __init__(self, state: State, redacted: set[str], version: RoomVersion) -> None:
         self._state = state

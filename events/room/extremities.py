@@ -1,6 +1,9 @@
-"""Events come in one by one: leaves, the current state, and what soft-fails by it (pure).
+"""Forward extremities, current state and soft failure, while events arrive one by one (pure).
 
-Used for a whole history and for the next batch alike; the latter begins with the leaves that a room has.
+Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events they
+refer to stay forward extremities until an accepted live event reaches them. ``Leaves`` is the only implementation of that
+rule. Live events, imports, rebuilds and checks all use it. A whole history and the next batch of a stored room run the same
+code. A batch begins with the room's forward extremities.
 """
 
 from __future__ import annotations
@@ -11,11 +14,11 @@ from typing import Generic, Protocol, TypeVar, cast
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
-from events.room.graph import Id, Leaves, Node
+from events.room.graph import Id, Node, is_accepted
 from events.room.state_assignment import RoomStates
 from state.rules.auth_selection import State
 
-__all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter"]
+__all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter", "Leaves"]
 
 _MOST_STATES_ON_THE_WAY = 50
 """While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
@@ -25,20 +28,124 @@ _Id_contra = TypeVar("_Id_contra", contravariant=True)
 
 
 class Arriving(Node[_Id_co], Protocol[_Id_co]):
-    """What arriving depends on in an event."""
+    """The fields of an event that matter when it arrives."""
 
     @property
     def soft_failure_given(self) -> bool: ...
 
 
 class GroupsAfter(Protocol[_Id_contra]):
-    """The group after an event, or null."""
+    """A map from an event to the state group after it."""
 
     def get(self, event_id: _Id_contra, /) -> int | None: ...
 
 
+class Leaves(Generic[Id]):
+    """The forward extremities of a room while its events arrive one by one.
+
+    An event *counts* if it is accepted and live. While a room has no such event, accepted backfilled events count. The
+    first live one ends that, and removes their forward extremities. Forward extremities are the events that count and are
+    not reached. An event that counts reaches its prev events. A reached event that does not count passes this on to its
+    own prev events. So the result does not depend on the order of arrival, or on how events are divided into batches.
+    """
+
+    def __init__(
+        self,
+        current: Iterable[Id] = (),
+        reached: MutableSet[Id] | None = None,
+        find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
+        *,
+        live: bool = False,
+        reaches: Callable[[Node[Id]], Iterable[Id]] = lambda node: node.prev_event_ids,
+    ) -> None:
+        """Continues a stored room: its forward extremities, and IDs of events still to come that are reached already.
+
+        ``find`` returns, of some events, those in the graph that do not count, as far as anything relevant is reached
+        through them. Without it the events that have arrived are remembered. ``reached`` is extended. ``live``: an
+        accepted live event is stored, or is part of this batch. ``reaches`` returns the prev events that an event reaches:
+        all of them, unless the state before the event was given.
+        """
+        self.live = live
+        self._reaches = reaches
+        self._reached: MutableSet[Id] = set() if reached is None else reached
+        self._find = self._of_here if find is None else find
+        self._here: dict[Id, Node[Id]] | None = {} if find is None else None
+        """Transparent events that have arrived."""
+        self.current: dict[Id, None] = dict.fromkeys(current)
+
+    def counts(self, node: Node[Id]) -> bool:
+        """Returns true if the event may be a forward extremity, and reaches others."""
+        return is_accepted(node) and not (node.backfilled and self.live)
+
+    def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
+        """Adds an event of the graph. Returns whether it is a forward extremity now, and the events that no longer are.
+
+        An event that does not count changes nothing until it is reached.
+        """
+        gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
+        if self._here is not None and (node.backfilled or not is_accepted(node)):
+            self._here[node.event_id] = node
+        counts, reached = self.counts(node), node.event_id in self._reached
+        if counts or reached:
+            gone += self._reach_below(node)
+        is_leaf = counts and not reached
+        if is_leaf:
+            self.current[node.event_id] = None
+        return is_leaf, gone
+
+    def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
+        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current forward extremities.
+
+        The event becomes the only one. Returns false, and does nothing, if the event builds on others or is reached itself.
+        """
+        if not self._are_current(prev_event_ids) or event_id in self._reached:
+            return False
+        for prev in prev_event_ids:
+            self._reached.add(prev)
+        self.current.clear()
+        self.current[event_id] = None
+        return True
+
+    def _are_current(self, event_ids: Collection[Id]) -> bool:
+        """Returns true if these are exactly the forward extremities."""
+        current = self.current
+        if len(event_ids) != len(current):
+            return False
+        return all(map(current.__contains__, event_ids))
+
+    def _begin(self) -> list[Id]:
+        """Starts over with the first accepted live event: backfilled events no longer count, so they reach nothing."""
+        self.live = True
+        gone = list(self.current)
+        self.current.clear()
+        self._reached.clear()
+        return gone
+
+    def _reach_below(self, node: Node[Id]) -> list[Id]:
+        """Removes the prev events of an event that counts or is reached, and continues below events that do not count."""
+        gone = []
+        below = [node]
+        while below:
+            new = [prev for prev in self._reaches(below.pop()) if prev not in self._reached]
+            for prev in new:
+                self._reached.add(prev)
+                if prev in self.current:
+                    del self.current[prev]
+                    gone.append(prev)
+            if new:
+                below += [found for found in self._find(new) if not self.counts(found)]
+        return gone
+
+    def _of_here(self, event_ids: Collection[Id]) -> Iterable[Node[Id]]:
+        here = self._here or {}
+        return [here[event_id] for event_id in event_ids if event_id in here]
+
+
 class Arrivals(Generic[Id]):
-    """The leaves of a room and the group of its current state (``current``; null: not known) while events come in."""
+    """The forward extremities of a room and the group of its current state while events arrive.
+
+    ``current`` is that group, or null if it is not known.
+    """
 
     def __init__(
         self,
@@ -48,9 +155,9 @@ class Arrivals(Generic[Id]):
         after: GroupsAfter[Id],
         fails: Callable[[Arriving[Id], State], bool],
     ) -> None:
-        """``leaves`` may have some already; ``here`` are events that came before and are referred to, and is added to.
+        """``here`` holds earlier events that are referred to, and is extended. ``after`` maps events to the groups after them.
 
-        ``after`` are the groups after events. ``fails`` tells whether an event may not stand on a state.
+        ``fails`` returns true if a state does not allow an event.
         """
         self.leaves = leaves
         self._states = states
@@ -59,20 +166,20 @@ class Arrivals(Generic[Id]):
         self._fails = fails
         self._groups = _LeafGroups[Id]()
         self._groups.change(after, leaves.current, ())
-        self.current = states.merged(self._groups.counts)
+        self.current = self._merged()
 
     def take(self, event: Arriving[Id]) -> None:
-        """An event of the graph, with its verdict."""
+        """Adds an event of the graph with its verdict."""
         self._here.add(event.event_id)
         is_leaf, gone = self.leaves.add(event)
         self._groups.change(self._after, [event.event_id] if is_leaf else [], gone)
         if len(self._groups.counts) <= _MOST_STATES_ON_THE_WAY:
-            self.current = self._states.merged(self._groups.counts)
+            self.current = self._merged()
 
     def take_on_leaves(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """The short way of ``soft_fails`` and ``take`` for an accepted event that builds on just the current leaves.
+        """Takes the fast path of ``soft_fails`` and ``take`` for an accepted event on exactly the current forward extremities.
 
-        Most do. False: this one does not, and nothing is done.
+        Most events are of that kind. Returns false, and does nothing, for others.
         """
         if not self.leaves.replace_all(event_id, prev_event_ids):
             return False
@@ -82,19 +189,23 @@ class Arrivals(Generic[Id]):
         return True
 
     def finish(self) -> int | None:
-        """The group of the current state, worked out in any case."""
-        self.current = self._states.merged(self._groups.counts)
+        """Returns the group of the current state, even if there were too many forward extremities to follow it."""
+        self.current = self._merged()
         return self.current
 
-    def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
-        """Whether an event does that arrives now.
+    def _merged(self) -> int | None:
+        counts = self._groups.counts
+        return next(iter(counts)) if len(counts) == 1 else self._states.merged(counts)
 
-        Asked of accepted events that do not build on just the current leaves and come after their prev events; ``before`` is
-        the group before one above a gap, as told from outside: it counts as well.
+    def soft_fails(self, event: Arriving[Id], before: int | None = None) -> bool:
+        """Returns true if an event that arrives now is soft-failed.
+
+        It is called for accepted events that come after their prev events and do not build on exactly the current forward
+        extremities. ``before`` is the given group before an event above a gap. That state is resolved with the current one.
         """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
-        if event.backfilled or self.leaves.current.keys() == set(event.prev_event_ids):
+        if self.leaves.current.keys() == set(event.prev_event_ids) or event.backfilled:
             return False
         ground: int | None = self.current
         if before is not None:
@@ -111,7 +222,9 @@ class EventArrivals(Arrivals[str]):
         super().__init__(states, leaves, set(here), states.after, self._judged)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
-        """An event of the graph; returns it with its verdict, which ``RoomStates.events`` has too."""
+        """Adds an event of the graph. Returns it with its verdict, which is stored in ``RoomStates.events`` as well."""
+        if self.leaves.live and is_accepted(event) and self.take_on_leaves(event.event_id, event.prev_event_ids):
+            return event
         told = event.event_id in self._states.on_given
         if self.soft_fails(event, self._states.before[event.event_id] if told else None):
             event = self._states.events[event.event_id] = replace(event, soft_failed=True)
@@ -123,13 +236,16 @@ class EventArrivals(Arrivals[str]):
 
 
 class _LeafGroups(Generic[Id]):
-    """How many leaves have which group (null: not known), so that a room of many leaves takes no search."""
+    """The number of forward extremities in each group (null: unknown group).
+
+    A room with many forward extremities needs no search this way.
+    """
 
     def __init__(self) -> None:
         self.counts: dict[int | None, int] = {}
 
     def change(self, after: GroupsAfter[Id], new: Iterable[Id], gone: Iterable[Id]) -> None:
-        """Leaves come and go."""
+        """Counts the forward extremities that were added and removed."""
         for events, change in ((new, 1), (gone, -1)):
             for event_id in events:
                 group = after.get(event_id)

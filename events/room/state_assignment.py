@@ -1,14 +1,17 @@
-"""The state before and after every event of a room, as state groups (pure).
+"""Assigns state groups: the state before and after every event of a room (pure).
 
-Where the prev events of an event have different states, they are resolved (``state.resolution.resolve``), once for each set of
-groups. Events whose prev events are not all here, and all events above them, have no known state. Events are walked so that
-prev and auth events come first; each is judged on the way, because a rejected event changes no state.
+If the prev events of an event have different states, these are resolved (``state.resolution.resolve``), once for each set
+of groups. If a prev event is missing, the state before is unknown, and so are the states of all events above. Events are
+walked in causal order of prev and auth events. Each is authorised on the way, because a rejected event does not change
+the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -31,7 +34,7 @@ SECOND_CREATE = "create: the room has another create event"
 
 
 def is_create(event: ParsedEvent) -> bool:
-    """True for an event that may begin a room: not for one that the rules refuse, as one of another server than the room's."""
+    """Returns true for an event that may begin a room. A create event that the rules refuse may not."""
     if event.type != "m.room.create" or event.state_key != "" or event.prev_event_ids:
         return False
     if event.rejection_given:
@@ -39,8 +42,15 @@ def is_create(event: ParsedEvent) -> bool:
     return not event.auth_event_ids and AuthRules(room_version(event.room_version)).refusal(event, {}) is None
 
 
+class Reaching(Protocol):
+    """An event by its ID, and what it refers to."""
+
+    @property
+    def prev_event_ids(self) -> tuple[str, ...]: ...
+
+
 class GroupState:
-    """The state of a group as the rules ask for it."""
+    """The state of a group, read key by key as the rules need it."""
 
     def __init__(self, builder: GroupBuilder, group: int, events: Mapping[str, ParsedEvent]) -> None:
         self._builder = builder
@@ -53,10 +63,13 @@ class GroupState:
             event_id = self._found[key]
         except KeyError:
             event_id = self._found[key] = self._builder.lookup(self.group, key)
-        return None if event_id is None else self._events.get(event_id)
+        try:
+            return None if event_id is None else self._events[event_id]
+        except KeyError:
+            return None
 
     def at(self, group: int) -> GroupState:
-        """That of another group. If it builds on this one, it takes over what was found and is not changed."""
+        """Returns the state of another group. If that builds on this one, it takes over the entries found so far."""
         state = GroupState(self._builder, group, self._events)
         below, changes = self._builder.step(group)
         if below == self.group:
@@ -67,12 +80,13 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What is stored of a room that a batch of events goes on with.
+    """The stored part of a room that a batch of events continues.
 
-    ``events`` finds every stored event of the room; ``after`` has the adopted groups of events that the batch refers to.
-    ``prepare`` is called with states before they are resolved, so that their events can be read at once. An event without
-    auth events is refused (``trusting`` false), as a server does. ``recall`` finds the group that some groups are known to
-    resolve to; ``resolved`` fills up with what they resolve to in this batch. ``whole``: every event of the room is at hand.
+    ``events`` finds every stored event of the room. ``after`` has the adopted groups of the events that the batch refers
+    to. ``prepare`` is called with states before they are resolved, so that their events can be read in one query.
+    ``trusting`` is false: an event without auth events is refused, as servers do. ``recall`` returns the known resolution
+    of some groups, and ``resolved`` collects the resolutions of this batch. ``whole``: every event of the room is in
+    memory.
     """
 
     events: MutableMapping[str, ParsedEvent]
@@ -87,7 +101,7 @@ class Stored:
 
 
 class RoomStates:
-    """The states of one room; ``events`` holds every event by its ID, after ``assign`` with its verdict."""
+    """The states of one room. ``events`` holds every event by its ID, after ``assign`` with its verdict."""
 
     def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent], stored: Stored | None = None) -> None:
         self.version = version
@@ -101,8 +115,6 @@ class RoomStates:
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = stored.after if stored is not None else {}
         self.rules = AuthRules(version, signed_by)
-        create_id = self.create.event_id if self.create is not None else None
-        self.auth_graph = AuthGraph(self.events, version, create_id)
         self.judge = Judge(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
         self.given: dict[str, Mapping[StateKey, str]] = {}
         """States before events as told from outside: used where prev events, or their states, are not here."""
@@ -114,30 +126,35 @@ class RoomStates:
         self._whole = stored is None or stored.whole
         self._last_state: GroupState | None = None
 
+    @cached_property
+    def auth_graph(self) -> AuthGraph:
+        """The auth events of the room's state, as resolution asks for them."""
+        return AuthGraph(self.events, self.version, self.create.event_id if self.create is not None else None)
+
     def assign(self, events: Sequence[ParsedEvent]) -> None:
-        """Judge all events and give those of the graph their groups."""
+        """Authorises all events, and assigns state groups to those in the graph. Events on a cycle are rejected."""
         also = {event_id: state.values() for event_id, state in self.given.items()}
         order, left = causal_order(events, auth=True, also=also)
-        for number in cycles(events, left, auth=True, also=also):
-            self.reject(events[number], CYCLE)
-        remaining = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
-        above, _ = causal_order(remaining, auth=True, also=also)
         self.walk(events[number] for number in order)
-        self.walk(remaining[number] for number in above)
+        if left:
+            for number in cycles(events, left, auth=True, also=also):
+                self.reject(events[number], CYCLE)
+            above = [events[number] for number in left if self.events[events[number].event_id].rejected_reason != CYCLE]
+            self.walk(above[number] for number in causal_order(above, auth=True, also=also)[0])
 
     def walk(self, events: Iterable[ParsedEvent]) -> None:
-        """The same for events in causal order, or for the next of them."""
+        """Does the same for events that are in causal order already."""
         for event in events:
             if event.state_key is not None:  # others take no part in resolutions
                 self.auth_graph.rank(event.event_id)
             self._assign(event)
 
     def reject(self, event: ParsedEvent, reason: str) -> None:
-        """An event of the room turns out to be refused."""
+        """Marks an event as rejected."""
         self.events[event.event_id] = replace(event, rejected_reason=reason, rejection_given=True)
 
     def state(self, group: int) -> GroupState:
-        """The state of a group as the rules ask for it."""
+        """Returns the state of a group for the auth rules."""
         last = self._last_state
         if last is None or last.group != group:  # most events have the state of the one before
             last = self._last_state = (
@@ -146,7 +163,7 @@ class RoomStates:
         return last
 
     def merged(self, groups: Iterable[int | None]) -> int | None:
-        """The group that groups resolve to; null when one of them is not known, or there are none."""
+        """Returns the group that some groups resolve to, or null if there are none or one is unknown."""
         wanted = frozenset(groups)
         if len(wanted) < 2:
             return next(iter(wanted), None)
@@ -158,6 +175,27 @@ class RoomStates:
             known = self._stored.recall(resolvable) if self._stored is not None else None
             self._resolved[resolvable] = self._resolve(sorted(distinct)) if known is None else known
         return self._resolved[resolvable]
+
+    def reached(self, event: Reaching, before: int | None, came_before: Container[str]) -> Sequence[str]:
+        """Of the prev events of an event those that it *reaches*: whose state the one before it takes into account.
+
+        All of them where the state before it is theirs, or is not known. One that was told from outside may be another: it takes
+        only those into account that came before (``came_before``). Without this a server could have an event stored above a gap,
+        with a state of old, and the room go back to that when what it kept to itself comes and leads down to the leaves.
+        """
+        prevs = event.prev_event_ids
+        late = [prev for prev in prevs if prev not in came_before]
+        if before is None or not late:
+            return prevs
+        differing = {prev for prev in late if not self._are_equal(self.after.get(prev), before)}
+        if differing and self._are_equal(
+            self.merged([self.after[prev] for prev in prevs if prev in self.after]), before
+        ):
+            differing.difference_update(self.after)
+        return [prev for prev in prevs if prev not in differing]
+
+    def _are_equal(self, group: int | None, other: int) -> bool:
+        return group is not None and (group == other or self.builder.expand(group) == self.builder.expand(other))
 
     def _assign(self, event: ParsedEvent) -> None:
         if event.outlier:
@@ -179,21 +217,26 @@ class RoomStates:
             self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
 
     def _after_prevs(self, event: ParsedEvent) -> int | None:
-        """The group that those after the prev events resolve to; null: not known."""
+        """Returns the resolved group after the prev events, or null if it is not known."""
         prevs = event.prev_event_ids
         if len(prevs) == 1:
             return self.after.get(prevs[0])
         return self.merged(self.after.get(prev) for prev in prevs)
 
     def _before(self, event: ParsedEvent) -> int | None:
-        """The group before an event; null: not known."""
+        """Returns the group before an event, or null if it is not known.
+
+        A given state counts for the prev events that are missing. It is resolved with the states of the others: without this
+        a server could take the room back to an old state, by an event on a forward extremity and on one that it withholds.
+        """
         known = self._after_prevs(event)
         if known is not None or event.event_id not in self.given:
             return known
         given = self.given[event.event_id].items()
         state = {key: entry for key, entry in given if self.events[entry].rejected_reason is None}
         self.on_given.add(event.event_id)
-        return self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
+        told = self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
+        return self.merged([told, *(self.after[prev] for prev in event.prev_event_ids if prev in self.after)])
 
     def _assign_create(self, event: ParsedEvent) -> None:
         if self.create is None or event.event_id != self.create.event_id:

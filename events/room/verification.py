@@ -1,7 +1,7 @@
-"""Whether the servers signed an event that have to, with keys that held when it was made (pure).
+"""Checks that an event is signed by the servers that must sign it, with keys valid when it was made (pure).
 
-Where the keys come from is the caller's affair: ``KeysOf`` is asked once for each server of a batch. ``KeyRing`` has them at
-hand, as from a file.
+The caller provides the keys: ``KeysOf`` is called once for each server of a batch. ``KeyRing`` holds keys in memory, for
+example from a file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_KEYS_TRIED = 16
 
 @dataclass(frozen=True, slots=True)
 class PublicKey:
-    """A server's key in base64; ``valid_until_ts`` is the last millisecond at which it holds, null: no end is known."""
+    """A server's key in base64. ``valid_until_ts`` is the last millisecond at which it is valid, null if no end is known."""
 
     key: str
     valid_until_ts: int | None = None
@@ -48,17 +48,17 @@ A plain string is a key without a known end. Keys that are not known are left ou
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Keys at hand: server -> key ID -> key."""
+    """Keys in memory: server to key ID to key."""
 
     keys: Mapping[str, Mapping[str, PublicKey]]
 
     def __call__(self, server: str, wanted: Mapping[str, int]) -> Mapping[str, PublicKey | str]:
-        """The keys of a server."""
+        """Returns the keys of a server. All of them are returned, whichever are wanted."""
         return self.keys.get(server, {})
 
     @classmethod
     def from_json(cls, text: bytes | str) -> KeyRing:
-        """From ``{server: {key ID: key}}``, where a key is base64 or ``{"key": base64, "valid_until_ts": ms}``.
+        """Returns the keys in ``{server: {key ID: key}}``, where a key is base64 or ``{"key": base64, "valid_until_ts": ms}``.
 
         Raises ``UnusableKeys``.
         """
@@ -90,9 +90,9 @@ def _key(name: str, key_id: str, found: Any) -> PublicKey:
 
 
 def tells_version(create: ParsedEvent) -> bool:
-    """Whether a create event, signed as it has to be, says that the room is of the version by which it was read.
+    """Returns true if a create event with valid signatures proves that the room has the version with which it was parsed.
 
-    Not where the hash does not cover that, nor where it comes from another server than the room.
+    It does not if no hash covers the version, or if the event comes from another server than the room.
     """
     version = room_version(create.room_version)
     own = version.room_id_is_create_hash or _server(create.room_id) == _server(create.sender)
@@ -101,11 +101,11 @@ def tells_version(create: ParsedEvent) -> bool:
 
 
 def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
-    """The servers that have to have signed an event; an empty name is one that nobody can have.
+    """Returns the servers that must have signed an event. An empty name is one that no server can have.
 
-    That of the sender, but for an invite that came of a third party's, which another server may have sent: the auth rules check
-    what the identity server signed. In versions 1 and 2 that of the event ID. From version 8 on that of a user by whose leave
-    somebody joins.
+    These are: the sender's server, except for an invite from a third-party invite, which another server may have sent
+    (the auth rules check the identity server's signature); in versions 1 and 2 the server of the event ID; from version 8
+    on the server of the user who authorised a restricted join.
     """
     version = room_version(event.room_version)
     found: list[str] = []
@@ -126,10 +126,10 @@ def _server(name: Any) -> str:
 
 
 def check_signatures(events: Sequence[ParsedEvent], keys_of: KeysOf) -> list[EventRefused | None]:
-    """Of each event why it is not to be believed, or null.
+    """Returns for each event the reason why its signatures are not sufficient, or null.
 
-    What is looked at is ``ParsedEvent.json``. ``keys_of`` is asked once for each server, never for what no server can be called;
-    what it raises passes.
+    ``ParsedEvent.json`` is checked. ``keys_of`` is called once for each server, and never for an invalid server name. Its
+    exceptions pass through.
     """
     signed = [_Signed(event) for event in events]
     wanted: dict[str, dict[str, int]] = {}
@@ -151,7 +151,7 @@ def _found(keys: Mapping[str, PublicKey | str]) -> dict[str, PublicKey]:
 
 
 class _Signed:
-    """An event, and the signatures on it that matter."""
+    """An event with its relevant signatures."""
 
     def __init__(self, event: ParsedEvent) -> None:
         self.event = event
@@ -164,7 +164,7 @@ class _Signed:
         }
 
     def refusal(self, keys: Mapping[str, Mapping[str, PublicKey]]) -> EventRefused | None:
-        """Why one of the servers did not sign it."""
+        """Returns an error if one of the servers did not sign the event, or null."""
         for server in self.servers:
             if reason := self._unsigned_by(server, keys.get(server, {})):
                 return EventRefused(

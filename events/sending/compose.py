@@ -1,7 +1,8 @@
-"""A local event from what its sender says and its place in the room: references, depth, auth events, hashes, signature (pure).
+"""Composes a local event from the sender's input and the event's place in the room (pure).
 
-The auth events are chosen by the rule that others check (``state.rules.auth_selection``), from the state before the event. An
-event that the auth rules refuse is not made.
+It fills in references, depth, auth events, hashes and signature. The auth events are chosen from the state before the
+event, by the rule with which others check them (``state.rules.auth_selection``). An event that the auth rules refuse is
+not made.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LARGEST_DEPTH = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """What somebody wants to say; all else is filled in.
+    """The sender's input for an event. Everything else is filled in.
 
     ``state_key`` null: not a state event. ``origin_server_ts`` null: now. ``extra`` are more keys at the top level, such as
     ``redacts`` before room version 11.
@@ -48,10 +49,10 @@ def _no_hash(event_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an event is to stand: what it builds on and the state there.
+    """The place of a new event: the events that it builds on, and the state there.
 
-    ``opaque`` is a fresh random word for event IDs of room versions 1 and 2, ``reference_hash`` tells those of prev and auth
-    events, which only these versions write down.
+    ``opaque`` is a fresh random word for event IDs of room versions 1 and 2. ``reference_hash`` returns the hashes of
+    prev and auth events, which only these versions include.
     """
 
     room_id: str
@@ -64,7 +65,10 @@ class Place:
 
 
 def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> ParsedEvent:
-    """The finished event; raises ``EventRefused`` for what is no event, ``EventNotAllowed`` for what the rules forbid."""
+    """Returns the finished event.
+
+    Raises ``EventRefused`` for invalid input, and ``EventNotAllowed`` if the rules forbid the event.
+    """
     _check(new, key)
     parts = _parts(new, place)
     parts["auth_events"] = _references(_auth_event_ids(new, place), place)
@@ -123,7 +127,7 @@ def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
 
 
 def _draft(new: NewEvent, place: Place) -> ParsedEvent:
-    """The event as far as the choice of its auth events looks at it."""
+    """Returns the fields of the event that the choice of its auth events reads."""
     membership = new.content.get("membership") if new.type == "m.room.member" else None
     return ParsedEvent(
         event_id="",

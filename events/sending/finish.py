@@ -1,4 +1,4 @@
-"""Finished federation events from their parts: hashed, in canonical bytes, checked like any other event (pure)."""
+"""Finishes federation events from their parts: hashes, canonical bytes, and the same checks as for any other event (pure)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["finish_event"]
 
 
 def finish_event(parts: Mapping[str, Any], version_name: str, key: SigningKey | None = None) -> ParsedEvent:
-    """The event made of ``parts`` (type, sender, content, prev_events, depth, … as in the federation format).
+    """Returns the event made of ``parts`` (type, sender, content, prev_events, depth, … as in the federation format).
 
-    Adds ``hashes`` and an empty ``signatures`` where there is none, with ``key`` a signature; ``json`` is the canonical form.
-    Raises ``EventRefused``, and ``NotCanonical`` for what no event may hold.
+    Adds ``hashes``, an empty ``signatures`` if there is none, and with ``key`` a signature. ``json`` is the canonical form.
+    Raises ``EventRefused``, and ``NotCanonical`` for values that no event may hold.
     """
     version = room_version(version_name)
     event = {"signatures": {}, **parts}

@@ -1,10 +1,11 @@
-"""Talking in a room: local events, made and stored in one step.
+"""Sends local events: composes and stores them in one transaction.
 
-``create_room`` begins a room, ``LocalRoom`` talks in one that is stored. All that an event needs beside what is said is filled in
-(``events.sending.compose``), by what the room is when its row is locked; the same transaction stores it. So senders at once
-build on each other, never on the same leaves. An event that the auth rules refuse is not made: ``EventNotAllowed`` says why.
+``create_room`` creates a room, and ``LocalRoom`` sends into a stored one. ``events.sending.compose`` fills in everything
+that the sender does not give, from the room as it is once its row is locked. So concurrent senders build on each other's
+events, and never on the same forward extremities. An event that the auth rules refuse is not made: ``EventNotAllowed``
+gives the reason.
 
-Called inside a transaction of the caller, the room stays locked until that ends: take several rooms in the order of their IDs.
+Inside a caller's transaction the room stays locked until that ends. Callers lock several rooms in the order of their IDs.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ WHERE events_forwardextremity.room_id = %s ORDER BY topological_ordering DESC, s
 
 @dataclass(frozen=True, slots=True)
 class RoomSetup:
-    """What a room begins with. ``content`` is added to the create event, ``state`` are further state events.
+    """The initial events of a room. ``content`` is added to the create event, ``state`` are further state events.
 
     ``power_levels`` replaces the usual ones, in which the creator has level 100.
     """
@@ -69,9 +70,9 @@ def create_room(
     key: SigningKey | None = None,
     using: str | None = None,
 ) -> LocalRoom:
-    """A new room, in which the creator is joined.
+    """Creates a room in which the creator is joined, and returns it.
 
-    Raises ``EventRefused``, also for an unknown room version, and ``EventNotAllowed``; then nothing is stored.
+    Raises ``EventRefused``, also for an unknown room version, and ``EventNotAllowed``. Nothing is stored then.
     """
     try:
         rules = room_version(version)
@@ -87,11 +88,12 @@ def create_room(
 
 @dataclass(frozen=True, slots=True)
 class LocalRoom:
-    """A stored room to talk in, by users of any server; with ``key`` by users of its server, whose events it signs.
+    """A stored room to send into, by users of any server. With ``key``, by users of its server, whose events it signs.
 
-    Events build on the room's leaves (up to 10, the deepest), or on ``prev_event_ids``: see ``on``. The latter may fork the room,
-    and what fails against the current state is stored as soft-failed, as if it had come late from another server. All methods
-    raise ``UnknownRoom``, ``StateUnresolved`` where the state to build on is not known, ``EventRefused``, ``EventNotAllowed``.
+    Events build on the room's forward extremities (up to 10, the deepest), or on ``prev_event_ids`` (see ``on``). The
+    latter may fork the room. Then an event that the current state refuses is stored as soft-failed, as if it had come
+    late from another server. All methods raise ``UnknownRoom``, ``StateUnresolved`` if the state to build on is unknown,
+    ``EventRefused`` and ``EventNotAllowed``.
     """
 
     room_id: str
@@ -100,48 +102,48 @@ class LocalRoom:
     prev_event_ids: tuple[str, ...] = ()
 
     def on(self, *events: str | Persisted) -> LocalRoom:
-        """The room as it was after these events, by ID or as stored."""
+        """Returns the room at these events, given by ID or as stored events."""
         ids = tuple(event if isinstance(event, str) else event.event_id for event in events)
         return replace(self, prev_event_ids=ids)
 
     def send(self, sender: str, event_type: str, content: Mapping[str, Any]) -> Persisted:
-        """A message or anything else that is not state."""
+        """Sends a message, or any other event that is not state."""
         return self.add([NewEvent(sender, event_type, content)])[0]
 
     def set_state(self, sender: str, event_type: str, content: Mapping[str, Any], state_key: str = "") -> Persisted:
-        """A state event."""
+        """Sends a state event."""
         return self.add([NewEvent(sender, event_type, content, state_key)])[0]
 
     def set_membership(self, sender: str, user: str, membership: str, **content: Any) -> Persisted:
-        """The membership of a user, changed by ``sender``; ``content`` holds further keys, such as ``reason``."""
+        """Changes the membership of a user. ``content`` holds further keys, such as ``reason``."""
         return self.set_state(sender, "m.room.member", {**content, "membership": membership}, user)
 
     def join(self, user: str, **content: Any) -> Persisted:
-        """The user joins."""
+        """Lets the user join."""
         return self.set_membership(user, user, "join", **content)
 
     def knock(self, user: str, **content: Any) -> Persisted:
-        """The user asks to be let in."""
+        """Lets the user ask to be invited."""
         return self.set_membership(user, user, "knock", **content)
 
     def leave(self, user: str, **content: Any) -> Persisted:
-        """The user leaves, or refuses an invite."""
+        """Lets the user leave, or refuse an invite."""
         return self.set_membership(user, user, "leave", **content)
 
     def invite(self, sender: str, user: str, **content: Any) -> Persisted:
-        """``sender`` invites the user."""
+        """Lets ``sender`` invite the user."""
         return self.set_membership(sender, user, "invite", **content)
 
     def kick(self, sender: str, user: str, **content: Any) -> Persisted:
-        """``sender`` makes the user leave, or takes back a ban."""
+        """Lets ``sender`` remove the user, or undo a ban."""
         return self.set_membership(sender, user, "leave", **content)
 
     def ban(self, sender: str, user: str, **content: Any) -> Persisted:
-        """``sender`` shuts the user out."""
+        """Lets ``sender`` ban the user."""
         return self.set_membership(sender, user, "ban", **content)
 
     def redact(self, sender: str, event: str | Persisted, reason: str | None = None) -> Persisted:
-        """``sender`` redacts an event of the room."""
+        """Lets ``sender`` redact an event of the room."""
         target = {"redacts": event if isinstance(event, str) else event.event_id}
         content = {} if reason is None else {"reason": reason}
         alias = self.using or stream_settings().database
@@ -152,7 +154,7 @@ class LocalRoom:
         return self.add([NewEvent(sender, "m.room.redaction", content, extra=target)])[0]
 
     def add(self, events: Iterable[NewEvent]) -> list[Persisted]:
-        """Several events, each on top of the one before, in one transaction: all are stored, or none."""
+        """Sends several events, each on top of the one before, in one transaction: all are stored, or none."""
         alias = self.using or stream_settings().database
         with transaction.atomic(using=alias):
             speech = _Speech(self.room_id, self.key, alias)
@@ -161,9 +163,9 @@ class LocalRoom:
             return _stored(made, alias, late=bool(self.prev_event_ids))
 
     def merge_leaves(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
-        """Where the room has more leaves than that, merge them by dummy events of a joined user of the server.
+        """Merges forward extremities by dummy events of a joined user of ``server`` (default: this one), if there are too many.
 
-        ``server`` is by default this one. The events that were made; none where nobody of the server may send them.
+        Returns the events made: none if no user of the server may send them.
         """
         alias = self.using or stream_settings().database
         own = server or (self.key.server if self.key is not None else stream_settings().server_name)
@@ -183,7 +185,7 @@ class LocalRoom:
 
 
 def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey | None, using: str) -> str:
-    """Store the create event; returns the room ID."""
+    """Stores the create event, and returns the room ID."""
     content = {"room_version": version.name, **setup.content}
     if not version.newer_redactions:
         content = {"creator": creator, **content}
@@ -198,7 +200,7 @@ def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey
 
 
 def _is_stored(create: ParsedEvent, using: str) -> bool:
-    """Stores the create event; false: somebody else has stored the same one in the meantime."""
+    """Stores the create event. Returns false if another caller has stored the same event in the meantime."""
     outcome = persist([_incoming(create)], using, verified=True)
     if outcome.refused:
         raise outcome.refused[0].error
@@ -232,7 +234,7 @@ def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[
 
 
 class _Speech:
-    """New events of one room, each standing on those before it. Assumes the caller's transaction, and locks the room."""
+    """New events of one room, each on top of those before it. Assumes the caller's transaction, and locks the room."""
 
     def __init__(self, room_id: str, key: SigningKey | None, using: str) -> None:
         reading = lock_and_read([], using, rooms=[room_id] if can_be_stored(room_id) else [])
@@ -250,7 +252,7 @@ class _Speech:
         self._group = -1
 
     def leaves(self, most: int) -> list[str]:
-        """The deepest leaves of the room; if these are not all, the deepest first."""
+        """Returns the deepest forward extremities of the room, the deepest first if these are not all."""
         if len(self._leaves) <= min(most, MOST_PREV_EVENTS):
             return self._leaves
         with connections[self._using].cursor() as cursor:
@@ -258,7 +260,7 @@ class _Speech:
             return [row[0] for row in cursor.fetchall()]
 
     def stand_on(self, event_ids: Sequence[str]) -> None:
-        """The next event has these prev events."""
+        """Sets the prev events of the next event."""
         ids = list(dict.fromkeys(event_ids))
         events = self._stored.events
         events.load([event_id for event_id in ids if can_be_stored(event_id)])
@@ -275,7 +277,7 @@ class _Speech:
         self._prev = [events[event_id] for event_id in ids]
 
     def compose(self, new: NewEvent) -> ParsedEvent:
-        """An event, on which the next one will stand."""
+        """Returns a new event, on which the next one will build."""
         event = compose(new, self._place(), self._key)
         self._states.events[event.event_id] = event
         if event.state_key is not None:
@@ -285,7 +287,7 @@ class _Speech:
         return event
 
     def merge(self, leaves: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
-        """Events that merge these leaves, the deepest first, each with the one before."""
+        """Returns events that merge these forward extremities, the deepest first, each together with the event before."""
         made = [self.compose(new)]
         rest = list(leaves[MOST_PREV_EVENTS:])
         while rest and len(made) < _MOST_DUMMIES:
@@ -295,7 +297,7 @@ class _Speech:
         return made
 
     def somebody_of(self, server: str, event_type: str) -> str | None:
-        """A joined user of the server who may send events of that type here."""
+        """Returns a joined user of the server who may send events of that type here, or null."""
         members = CurrentState.objects.using(self._using).filter(
             room_id=self._room.room_id, type="m.room.member", membership="join", state_key__endswith=f":{server}"
         )
@@ -329,7 +331,7 @@ class _Speech:
 
 
 def _stored(made: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
-    """The events as stored; unless they may be ``late``, those that fail the current state are not."""
+    """Stores the events, and returns them. Unless ``late`` is true, events that the current state refuses are not stored."""
     outcome = persist([_incoming(event) for event in made], using, verified=True)
     if outcome.refused:
         raise outcome.refused[0].error

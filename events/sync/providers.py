@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from events.notifier.routing import Concerns, Kind, contact_in, forget_concerns, room_in, say_concerns, user_in
+from events.notifier.routing import Concerns, Kind, contact_in, room_in, say_concerns, user_in
 from events.sync.shared_rooms import Circle
 from streams import registry
 from streams.core.tokens import VectorToken
@@ -32,7 +32,6 @@ __all__ = [
     "StreamChanges",
     "answer_of",
     "join_sync",
-    "leave_sync",
     "providers",
 ]
 
@@ -228,13 +227,6 @@ def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
         raise ValueError(f"Stream {provider.stream!r}: say whom its rows concern, as join_sync(provider, concerns).")
     say_concerns(provider.stream, concerns)
     _providers[provider.stream] = provider
-
-
-def leave_sync(stream: str) -> None:
-    """Take a stream that joined out again; for tests."""
-    if stream not in {provider.stream for provider in _PLAIN}:
-        forget_concerns(stream)
-        _providers.pop(stream, None)
 
 
 def answer_of(provider: Provider, question: Question) -> StreamChanges:

@@ -1,6 +1,6 @@
-"""Sync tokens and where the streams are, between text and database.
+"""Converts sync tokens and stream positions between text and database.
 
-A token that is handed out to keep carries the epoch, and writers by their numbers; both stand in tables.
+A token given to a client carries the epoch, and numbers in place of writers' names. Both are stored in tables.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _NUMBERS = "SELECT stream, id, instance_name FROM streams_streamposition"
 
 
 def current_token(streams: Collection[str] = (EVENTS.name,), using: str | None = None) -> SyncToken:
-    """Where these streams are, as this process sees it now: the token of an answer that reads up to here.
+    """Returns the current positions of these streams in this process.
 
-    To be taken before the view that the answer is read in (``streams.db.consistent_read``).
+    An answer with this token includes all facts up to these positions. Call it before the snapshot of the answer is taken
+    (``streams.db.consistent_read``).
     """
     parts = {name: registry.get(name).current(using).token() for name in streams}
     with _cursor(using) as cursor:
@@ -36,12 +37,12 @@ def current_token(streams: Collection[str] = (EVENTS.name,), using: str | None =
 
 
 def events_token(using: str | None = None) -> VectorToken:
-    """Where the stream of events is."""
+    """Returns the current position of the stream of events."""
     return registry.get(EVENTS.name).current(using).token()
 
 
 def token_text(token: SyncToken, using: str | None = None) -> str:
-    """The text to hand out."""
+    """Returns the text of a token."""
     if not any(part.entries for part in token.parts.values()):
         return token.text(lambda stream: {})
     numbers = _numbers(using)
@@ -50,9 +51,9 @@ def token_text(token: SyncToken, using: str | None = None) -> str:
 
 
 def read_token(text: object, using: str | None = None) -> SyncToken:
-    """The token of a text that was handed out; raises ``TokenError``, and ``EpochChanged`` after a restore.
+    """Returns the token of a text. Raises ``TokenError``, and ``EpochChanged`` after a restore.
 
-    A token is never without its epoch: one that has none was not made here.
+    Every token has an epoch. A text without one was not made here.
     """
     numbers = _numbers(using) if isinstance(text, str) and "~" in text else {}
 
@@ -71,7 +72,7 @@ def read_token(text: object, using: str | None = None) -> SyncToken:
 
 
 def read_events_token(since: str | SyncToken | VectorToken, using: str | None = None) -> VectorToken:
-    """The position in the stream of events of whatever a caller has; raises as ``read_token`` does."""
+    """Returns the position in the stream of events, from any form of token. Raises as ``read_token`` does."""
     if isinstance(since, VectorToken):
         return since
     token = since if isinstance(since, SyncToken) else read_token(since, using)
@@ -82,18 +83,18 @@ def read_events_token(since: str | SyncToken | VectorToken, using: str | None = 
 
 
 def room_text(token: VectorToken, using: str | None = None) -> str:
-    """The room form (``s5``, ``m5~1.7``), good for ``timeline(before=…)``."""
+    """Returns the room form (``s5``, ``m5~1.7``), usable for ``timeline(before=…)``."""
     numbers = _numbers(using).get(EVENTS.name, {}) if token.entries else {}
     return RoomToken(_without_unknown(token, numbers)).text(numbers)
 
 
 def _without_unknown(token: VectorToken, numbers: Mapping[str, int]) -> VectorToken:
-    """A writer that has no number yet is left out: its newest facts come again, rather than never."""
+    """Leaves out writers that have no number yet. Their newest facts then come again, and none is missed."""
     return VectorToken(token.base, {writer: at for writer, at in token.entries.items() if writer in numbers})
 
 
 def _numbers(using: str | None) -> dict[str, dict[str, int]]:
-    """Stream -> writer -> number."""
+    """Returns stream to writer to number."""
     found: dict[str, dict[str, int]] = {}
     with _cursor(using) as cursor:
         cursor.execute(_NUMBERS)

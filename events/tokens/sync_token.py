@@ -1,20 +1,21 @@
-"""One token for the positions in all streams that a sync answer covers (pure).
+"""The sync token: one token for the positions in all streams that a sync answer covers (pure).
 
     events-m5~1.7,receipts-31,typing-57!3@k3xw9
     stream-position, …        !generation @epoch
 
-Each part is a ``VectorToken`` of ``streams.core.tokens`` in its text form, under its stream's name, and for a stream in memory
-its generation; the word at the end names the life of the database (``streams.epochs``). Whoever is given a token keeps it as it
-is and hands it back as ``since``.
+Each part is a ``VectorToken`` of ``streams.core.tokens`` as text, under its stream's name. A stream in memory adds its
+generation. The word at the end names the epoch of the database (``streams.epochs``). A client stores the token as it is,
+and sends it back as ``since``.
 
-* **A stream that is not in the token** has never been part of an answer to its keeper: ``of`` gives None, and the stream is
-  answered as in an initial sync, whole. So a stream may join at any time: nothing of it is missed, and nothing repeated.
-* **A stream in memory that began anew** since (another generation) counts as one that is not in the token.
-* **A part of a stream that this program does not know** (a newer process made the token, or a stream was taken out) is carried
-  along unread, so that the position is not lost when a process that knows it answers next.
-* **A position ahead of ours** comes from a process that has heard more, or was made up. Whoever can wait waits for it
-  (``ahead_of``); then ``bounded_by`` takes it back to what is known: facts may come twice then, but none is missed.
-* **A token of another epoch** says nothing about the present facts: ``streams.errors.EpochChanged``, the caller syncs anew.
+* **A stream missing from the token** was never part of an answer to this client. ``of`` returns None, and the stream is
+  answered in full, as in an initial sync. So streams may be added at any time: nothing is missed and nothing is repeated.
+* **A stream in memory with another generation** was restarted, and counts as missing from the token.
+* **A part for a stream that this program does not know** comes from a newer process, or the stream was removed. It is carried
+  along unread, so a process that knows the stream finds its position.
+* **A position ahead of ours** comes from a process that knows more, or was made up. Callers that can wait do so
+  (``ahead_of``). After that ``bounded_by`` reduces it to what is known. Facts may then come twice, but none is missed.
+* **A token of another epoch** does not apply to the present facts: ``streams.errors.EpochChanged``, and the client syncs from the
+  beginning.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ Numbers = Callable[[str], Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class SyncToken:
-    """After all facts that each part covers.
+    """A token that covers all facts up to the position of each part.
 
-    ``generations`` are those of parts in memory, ``carried`` parts that this program cannot read, both by stream.
+    ``generations`` are those of streams in memory. ``carried`` are parts that this program cannot read. Both are by stream.
     """
 
     parts: Mapping[str, VectorToken] = field(default_factory=dict)
@@ -67,7 +68,7 @@ class SyncToken:
 
     @classmethod
     def parse(cls, text: object, names: Names) -> SyncToken:
-        """Read a token; raises ``TokenError``. Whether its epoch is the present one is for the caller to ask."""
+        """Returns the token in a text. Raises ``TokenError``. The caller compares the epoch with the present one."""
         if not isinstance(text, str) or not text or len(text) > LONGEST_TOKEN:
             raise TokenError(
                 f"A sync token is a text of 1 to {LONGEST_TOKEN} characters, as an answer's next_batch; got {text!r:.60}."
@@ -98,7 +99,7 @@ class SyncToken:
         return cls(parts, epoch, carried, generations)
 
     def text(self, numbers: Numbers) -> str:
-        """Write it, streams in alphabetical order."""
+        """Returns the token as text, streams in alphabetical order."""
         texts = dict(self.carried)
         for stream, part in self.parts.items():
             texts[stream] = part.text(numbers(stream) if part.entries else {})
@@ -110,23 +111,23 @@ class SyncToken:
     # --- parts ------------------------------------------------------------------------------------------------
 
     def of(self, stream: str) -> VectorToken | None:
-        """The position in a stream; None: the stream was never part of an answer to the token's keeper."""
+        """Returns the position in a stream, or None if no answer to this client has included the stream."""
         return self.parts.get(stream)
 
     def replace(self, **parts: VectorToken) -> SyncToken:
-        """With these parts instead of its own."""
+        """Returns the token with some parts replaced."""
         carried = {stream: text for stream, text in self.carried.items() if stream not in parts}
         return SyncToken({**self.parts, **parts}, self.epoch, carried, self.generations)
 
     def followed_by(self, now: SyncToken) -> SyncToken:
-        """The token of the answer that brings its keeper up to ``now``: what cannot be read here is carried along."""
+        """Returns the token for an answer up to ``now``. Parts that cannot be read here are carried along."""
         carried = {stream: text for stream, text in self.carried.items() if stream not in now.parts}
         kept = {stream: part for stream, part in self.parts.items() if stream not in now.parts}
         generations = {stream: number for stream, number in self.generations.items() if stream in kept}
         return SyncToken({**kept, **now.parts}, now.epoch, carried, {**generations, **now.generations})
 
     def known_to(self, now: SyncToken) -> SyncToken:
-        """Without the parts that began anew since: those streams are answered whole."""
+        """Returns the token without streams that were restarted since. Those are answered in full."""
         old = {s for s in self.parts if s in now.parts and self.generations.get(s) != now.generations.get(s)}
         parts = {stream: part for stream, part in self.parts.items() if stream not in old}
         generations = {stream: number for stream, number in self.generations.items() if stream not in old}
@@ -135,22 +136,22 @@ class SyncToken:
     # --- algebra (of tokens of the same generations) --------------------------------------------------------------
 
     def before_or_equal(self, other: SyncToken) -> bool:
-        """Whether ``other`` covers everything that is covered here. Not a total order."""
+        """Returns true if ``other`` covers everything that this token covers. This is not a total order."""
         theirs = other.parts
         return all(stream in theirs and part.before_or_equal(theirs[stream]) for stream, part in self.parts.items())
 
     def ahead_of(self, now: SyncToken) -> dict[str, VectorToken]:
-        """Parts that are not covered by ``now``: what to wait for before answering."""
+        """Returns the parts not covered by ``now``, which an answer has to wait for."""
         theirs = now.parts
         return {s: p for s, p in self.parts.items() if s in theirs and not p.before_or_equal(theirs[s])}
 
     def bounded_by(self, now: SyncToken) -> SyncToken:
-        """Nothing ahead of ``now``; parts of streams that ``now`` does not name stay."""
+        """Returns the token with no part ahead of ``now``. Streams that ``now`` does not name stay."""
         ahead = {stream: part.meet(now.parts[stream]) for stream, part in self.ahead_of(now).items()}
         return self.replace(**ahead) if ahead else self
 
     def merge(self, other: SyncToken) -> SyncToken:
-        """The smallest token that covers both; of two processes that answered one keeper."""
+        """Returns the smallest token that covers both, for two processes that answered the same client."""
         parts = dict(self.parts)
         for stream, part in other.parts.items():
             parts[stream] = parts[stream].merge(part) if stream in parts else part

@@ -1,1 +1,1 @@
-"""Who may see which event: the rule, the stored ranges, the predicate over them."""
+"""Visibility of events: the rule, the stored ranges, and the SQL predicate over them."""

@@ -1,16 +1,16 @@
-"""What is decided on reading: who may read a room now and how far, and which messages are left out for a user.
+"""Everything about visibility that is decided at the time of reading: room access, ignored senders, retention, erasure.
 
-State tells what a user may see of an event (``events.visibility.predicate_sql``); this module has what can change without a new
-event:
+Room state decides whether a user sees an event (``events.visibility.predicate_sql``). This module handles what can change
+without a new event:
 
-* *access*: joined users read the room, those who have left read it up to their leave, unless they have forgotten it;
-  everybody else may *peek* into a room whose current state makes it world readable;
+* *access*: joined users read the room. Users who have left read it up to their leave, unless they have forgotten it. All
+  others may *peek* into a room whose current state makes it world-readable;
 * messages of *ignored* senders are left out;
-* messages older than the room keeps them (*retention*: ``m.room.retention`` in the current state, the site's default, and
-  its limits) are left out;
-* events of *erased* senders are pruned for who was not joined when they came.
+* messages older than the room's *retention* are left out (``m.room.retention`` in the current state, the site's default, and
+  its limits);
+* events of *erased* senders are redacted for users who were not joined at the event.
 
-``read_access`` answers for any number of rooms in one query; ``access_parameters`` makes its answer the access rows of
+``read_access`` answers for any number of rooms in one query. ``access_parameters`` turns its answer into the access rows of
 ``events.visibility.predicate_sql``.
 """
 
@@ -27,7 +27,7 @@ from django.db import connections, transaction
 
 from events.arguments import can_be_stored, checked_ids
 from events.errors import CannotForget, NotReadable, UnknownRoom
-from events.format.field_checks import storable
+from events.format.parsing import storable
 from events.models import CurrentState, ErasedUser, ForgottenRoom, IgnoredUser
 from streams import registry
 from streams.conf import StreamSettings, stream_settings
@@ -47,7 +47,6 @@ __all__ = [
     "ignored_users_in",
     "max_lifetime_ms",
     "read_access",
-    "readable_room",
     "set_ignored_users",
     "unerase_user",
     "unforget_room",
@@ -64,7 +63,7 @@ _ACCESS = "SELECT * FROM events_access(%(user)s, %(rooms)s::text[])"
 
 
 class Reach(StrEnum):
-    """How a user gets at the events of a room, or why not, in a stable word."""
+    """The way in which a user reaches an event, or the reason why not, as a stable word."""
 
     MEMBER = "member"
     BEFORE_LEAVE = "before_leave"
@@ -83,10 +82,11 @@ class Reach(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Whether and how far a user may read a room now.
+    """Whether, and how far, a user may read a room now.
 
-    ``known``: false where events below others are missing, so that nobody knows who sees what. ``peeking``: the user reads
-    what is world readable and what came while they were joined. ``recorded``: there is a membership event of theirs.
+    ``known``: false if events below others are missing, so that visibility cannot be computed. ``peeking``: the user
+    reads what is world-readable, and what came while they were joined. ``recorded``: the user has a membership event in
+    the room.
     """
 
     room_id: str
@@ -105,7 +105,7 @@ class Access:
     """Messages with a lower ``origin_server_ts`` have expired; null: none has."""
 
     def reach(self, stream_ordering: int, topological_ordering: int) -> Reach:
-        """How the user gets at an event at this place, or why not."""
+        """Returns the way in which the user reaches an event at this place, or the reason why not."""
         if not self.known:
             return Reach.UNKNOWN
         if not self.readable:
@@ -121,9 +121,9 @@ class Access:
 def read_access(
     user_id: str, room_ids: Collection[str], using: str = "default", now_ms: int | None = None
 ) -> dict[str, Access]:
-    """How the user may read these rooms, in one query; rooms that are not stored are left out.
+    """Returns the user's access to these rooms, by one query. Rooms that are not stored are left out.
 
-    ``now_ms`` is the time that retention counts from, by default the present. Raises ``BadQuestion`` for more than
+    ``now_ms`` is the time from which retention counts, by default the present. Raises ``BadQuestion`` for more than
     ``ROOMS_LIMIT`` rooms.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
@@ -135,7 +135,7 @@ def read_access(
 
 
 def access_of(row: Sequence[Any], now_ms: int) -> Access:
-    """The access in a row of the function ``events_access``."""
+    """Returns the access in a row of the SQL function ``events_access``."""
     room_id, known, readable, peeking, recorded, cut, cut_depth, membership, forgotten, policy = row
     kept = max_lifetime_ms(policy, stream_settings())
     since = None if kept is None or kept >= now_ms else now_ms - kept
@@ -144,7 +144,7 @@ def access_of(row: Sequence[Any], now_ms: int) -> Access:
 
 
 def checked(access: Access | None, user_id: str, room_id: str) -> Access:
-    """The access; raises ``UnknownRoom`` where there is none, and ``NotReadable`` where the user may not read."""
+    """Returns the access. Raises ``UnknownRoom`` if it is null, and ``NotReadable`` if the user may not read the room."""
     if access is None:
         raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     if not access.known:
@@ -154,13 +154,8 @@ def checked(access: Access | None, user_id: str, room_id: str) -> Access:
     return access
 
 
-def readable_room(user_id: str, room_id: str, using: str = "default", now_ms: int | None = None) -> Access:
-    """How the user may read the room; raises ``UnknownRoom``, and ``NotReadable`` where they may not."""
-    return checked(read_access(user_id, [room_id], using, now_ms).get(room_id), user_id, room_id)
-
-
 def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any]:
-    """The parameters of ``visible_sql.ACCESS_ROWS`` and ``sees``; rooms that the user may not read are left out."""
+    """Returns the parameters of ``predicate_sql.ACCESS_ROWS`` and ``sees``. Rooms that the user may not read are left out."""
     rows = [access for access in accesses if access.readable]
     return {
         "user_id": user_id,
@@ -174,7 +169,7 @@ def access_parameters(user_id: str, accesses: Iterable[Access]) -> dict[str, Any
 
 
 def max_lifetime_ms(policy: bytes | None, configured: StreamSettings) -> int | None:
-    """How long a room keeps messages, by its ``m.room.retention`` event and the site's settings; null: for ever."""
+    """Returns how long a room keeps messages, by its ``m.room.retention`` event and the site's settings. Null: for ever."""
     lifetime = _wanted_lifetime(policy)
     if lifetime is None and configured.retention_default_seconds > 0:
         lifetime = round(configured.retention_default_seconds * 1000)
@@ -195,7 +190,7 @@ def _wanted_lifetime(policy: bytes | None) -> int | None:
 
 
 def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
-    """The user reads the room from now on as if they never had been there; with a new membership it is no longer forgotten.
+    """Makes the room look to the user as if they had never been there, until they get a new membership.
 
     Raises ``CannotForget`` unless the user has left or is banned.
     """
@@ -217,7 +212,7 @@ def forget_room(user_id: str, room_id: str, using: str | None = None) -> None:
 
 
 def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
-    """Take back ``forget_room``; false when the room was not forgotten."""
+    """Undoes ``forget_room``. Returns false if the room was not forgotten."""
     alias = using or stream_settings().database
     if not (can_be_stored(user_id) and can_be_stored(room_id)):
         return False
@@ -225,28 +220,28 @@ def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
 
 
 def erase_user(user_id: str, using: str | None = None) -> bool:
-    """From now on everybody who was not joined at an event of the user gets it pruned; false when that is so already."""
+    """Redacts the user's events for all who were not joined at them. Returns false if the user was erased already."""
     alias = using or stream_settings().database
     return ErasedUser.objects.using(alias).get_or_create(user_id=storable(user_id, "erased user"))[1]
 
 
 def unerase_user(user_id: str, using: str | None = None) -> bool:
-    """Take back ``erase_user``; false when the user is not erased."""
+    """Undoes ``erase_user``. Returns false if the user was not erased."""
     alias = using or stream_settings().database
     return can_be_stored(user_id) and ErasedUser.objects.using(alias).filter(user_id=user_id).delete()[0] > 0
 
 
 def ignored_users_in(content: object) -> list[str]:
-    """The users that an ``m.ignored_user_list`` names; what cannot be read names nobody."""
+    """Returns the users that an ``m.ignored_user_list`` names. An unreadable list names none."""
     users = content.get("ignored_users") if isinstance(content, Mapping) else None
     return sorted(user for user in users if isinstance(user, str)) if isinstance(users, Mapping) else []
 
 
 def set_ignored_users(user_id: str, ignored: Iterable[str]) -> int:
-    """Replace the list of users whose messages the user is not shown; nobody ignores themselves.
+    """Replaces the list of users whose messages the user does not see. A user never ignores themselves.
 
-    Says so in the stream ``account_data`` in the same transaction; returns the fact's position. Raises ``EventRefused`` for
-    what is no identifier, and ``ValueError`` for more than ``IGNORED_USERS_LIMIT`` users.
+    Appends a fact to the stream ``account_data`` in the same transaction, and returns its position. Raises
+    ``EventRefused`` for an invalid identifier, and ``ValueError`` for more than ``IGNORED_USERS_LIMIT`` users.
     """
     storable(user_id, "user")
     wanted = {storable(user, "ignored user") for user in ignored} - {user_id}

@@ -1,8 +1,8 @@
-"""Why a user sees an event or does not: the rule of visibility, asked of stored events.
+"""Explains why a user sees an event or does not.
 
-The answer goes through the states around each event, not through ranges, so it is also what ranges are tested
-against. Every rule is named, in the words of ``docs/reference/visibility.md``: that of the event at its place in the graph, with
-ignored senders and retention, and how the user gets at it.
+The answer is computed from the states around each event and not from ranges, so it also serves as the oracle for the ranges.
+It names the rule that decided, in the words of ``docs/reference/visibility.md``, and how the user reaches the event. Ignored
+senders and retention are included.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _EVENTS_PER_ROUND = 200
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a user sees of an event and why.
+    """The answer for one event and one user, with the reasons.
 
-    ``allowed``: the rule lets the user see it, by the room's state at the event. ``reach``: how the user gets at it now, or why
-    not. ``pruned``: only in pruned form, because the sender is erased and the user was not joined. ``redacted_by``: everybody
-    sees it pruned.
+    ``allowed``: the room's state at the event lets the user see it. ``reach``: how the user reaches the event now, or why
+    not. ``pruned``: the user sees the redacted form, because the sender is erased and the user was not joined.
+    ``redacted_by``: all users see the redacted form.
     """
 
     event_id: str
@@ -53,21 +53,24 @@ class Explanation:
 
     @property
     def reachable(self) -> bool:
-        """The user may read the room now, and the event does not come after the own leave."""
+        """True if the user may read the room now, and the event does not come after their own leave."""
         return self.reach.within
 
     @property
     def seen(self) -> bool:
-        """Both: pages and syncs show the event to the user; pages going back pass over what is deeper than the own leave."""
+        """True if the event is both allowed and reachable, so that pages and syncs show it to the user.
+
+        Pages going back also skip events that lie deeper than the user's leave.
+        """
         return self.allowed and self.reachable
 
 
 def explain_visibility(
     user_id: str, event_ids: Iterable[str], using: str = "default", now_ms: int | None = None
 ) -> Iterator[Explanation | UnknownEvent | StateUnresolved]:
-    """An answer, or the reason why there is none, for each event in the order given.
+    """Returns for each event, in the order given, an answer or the error why there is none.
 
-    ``now_ms`` is the time that retention counts from, by default the present.
+    ``now_ms`` is the time from which retention counts, by default the present.
     """
     rest = iter(event_ids)
     user_id = user_id if can_be_stored(user_id) else ""  # such a user is in no room
@@ -83,7 +86,7 @@ def explain_visibility(
 
 
 class _Round:
-    """Some events, with everything that their answers need read at once."""
+    """A number of events, with everything that their answers need read by a few queries."""
 
     def __init__(self, user_id: str, event_ids: Sequence[str], using: str, now_ms: int) -> None:
         self._user_id = user_id
@@ -146,7 +149,7 @@ class _Round:
         return for_client(replace(sight, expired=expired))
 
     def _redacts_something(self, redaction: Event, before: State | None) -> bool:
-        """Whether the target is here, in the same room, and the sender may redact it."""
+        """Returns true if the redaction's target is stored in the same room, and the sender may redact it."""
         target = self._targets.get(redaction.redacts or "")
         if target is None:
             return False

@@ -1,7 +1,8 @@
-"""Whether ranges that were made anew fit the room's current state, which is kept by another way (no Django).
+"""Compares rebuilt ranges with the room's current state (no Django).
 
-The open ranges of users tell who is in the room now. Both follow from the same leaves, so where they differ one of them is wrong:
-nothing is written then, and the caller says so. Assumes the caller's transaction with the room's row locked.
+Open user ranges tell which users are in the room now, and the current state, which other code maintains, tells it too. Both
+follow from the same forward extremities. If they differ, one of them is wrong: nothing is written, and the caller gets an
+error. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ WHERE c.room_id = %(room)s AND c.type = 'm.room.member' AND EXISTS (
 
 
 def check_open_ranges(cursor: Any, room_id: str, rows: Iterable[VisibilityRow]) -> None:
-    """Raises ``RangesDisagree`` where open ranges and the stored current state tell of other members."""
+    """Raises ``RangesDisagree`` if open ranges and the stored current state disagree about the members."""
     cursor.execute(_CURRENT, {"room": room_id})
     members = {user_id: membership or "leave" for user_id, membership in cursor.fetchall()}
     if not members:

@@ -1,19 +1,19 @@
-"""The one SQL predicate "a user sees an event", and who may read which room how far (pure).
+"""The only SQL predicate for "a user sees an event" (pure).
 
-``sees()`` is text for a WHERE clause over two aliases: a row of ``events_event``, and a row of *access*, which tells how a user
-may read a room. Access rows come from ``events.visibility.access`` as parameters (``ACCESS_ROWS``, one row for a page of one
-room, many for a sync), or from the view ``events_roomaccess`` by a join. So a page, a sync and the view ask the same.
+``sees()`` is text for a WHERE clause over two aliases: a row of ``events_event`` and an *access row*, which says how a user
+may read a room. Access rows come from ``events.visibility.access`` as parameters (``ACCESS_ROWS``: one row for a page of a
+room, many for a sync), or by a join with the view ``events_roomaccess``. So pages, syncs and the view use the same text.
 
 An access row has these columns:
 
     room_id, user_id
     peeking     the user reads the room as a world-readable one
-    recorded    there is a membership event of the user in the room
-    cut, cut_depth      (stream, topological) position of the own leave; null: no cut
-    kept_since  messages whose origin_server_ts is below it are expired; null: none is
+    recorded    the user has a membership event in the room
+    cut, cut_depth      (stream, topological) position of the user's leave; null: no cut
+    kept_since  messages with an origin_server_ts below it are expired; null: none is
 
-Assumes the tables of ``events.models`` and the SQL function ``events_membership_at(state_group, user_id)``, which the same
-migration makes as the views.
+Assumes the tables of ``events.models`` and the SQL function ``events_membership_at(state_group, user_id)``, which the
+migration of the views creates.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ ACCESS_ROWS = """
 
 
 def is_accepted(event: str = "e") -> str:
-    """Whether clients are ever shown the event: it counts in timelines and is of a type that is not for servers alone."""
+    """Returns SQL for "clients may see the event at all": it is accepted, and of a type that is not for servers alone."""
     return f"""(NOT {event}.outlier AND NOT {event}.soft_failed AND {event}.rejected_reason IS NULL
   AND {event}.type NOT IN ('m.room.aliases', 'org.matrix.dummy_event'))"""
 
 
 def sees(event: str = "e", access: str = "a") -> str:
-    """Whether the user of the parameters sees the event, all rules included; the caller joins both by ``room_id``."""
+    """Returns SQL for "the user of the parameters sees the event", all rules included. The caller joins both by ``room_id``."""
     return f"""{_seen(event, access)}
 AND ({event}.state_key IS NOT NULL OR (
   ({access}.kept_since IS NULL OR {event}.origin_server_ts >= {access}.kept_since)
@@ -69,7 +69,7 @@ AND ({event}.state_key IS NOT NULL OR (
 
 
 def pruned(event: str = "e", access: str = "a") -> str:
-    """Whether the user sees the event only in its pruned form because its sender is erased, given that the user sees it."""
+    """Returns SQL for "the user sees only the redacted form, because the sender is erased", for events that the user sees."""
     return f"""({_erased(event)} AND CASE
   WHEN {_own(event, access)} THEN NOT coalesce({event}.membership = 'join'
     OR ({event}.membership <> 'leave' AND {_own_before(event, access)} = 'join'), false)
@@ -77,7 +77,7 @@ def pruned(event: str = "e", access: str = "a") -> str:
 
 
 def _seen(event: str, access: str) -> str:
-    """The part that state decides, with the cut."""
+    """Returns the part of the predicate that room state decides, including the cut."""
     return f"""{is_accepted(event)}
 AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
   AND ({event}.stream_ordering > 0 OR {event}.topological_ordering <= {access}.cut_depth)))
@@ -98,15 +98,18 @@ _WIDE = "IS NULL"
 
 
 def _some_range(condition: str) -> str:
-    """Whether there is such a range. Not ``EXISTS``: the planner may turn that into one read of the ranges of all rooms."""
+    """Returns SQL for "such a range exists", without ``EXISTS``.
+
+    The planner may turn ``EXISTS`` into one read of the ranges of all rooms.
+    """
     return f"coalesce((SELECT true FROM events_eventvisibility v WHERE {condition} LIMIT 1), false)"
 
 
 def _covers(of: str, event: str, admits: str = "true") -> str:
-    """Whether the range covers the event that begins last of those that begin before it, and what else is asked of that one.
+    """Returns SQL that looks only at the last range that begins at or before the event, with a further condition on it.
 
-    The others need no look where ranges follow each other: those of the room (``shared``, ``world``), and those of a user
-    (``joined``, ``invited``), which at most share an event, the first of the later one.
+    One lookup suffices if ranges follow each other. Those of the room do (``shared``, ``world``). Those of a user do
+    (``joined``, ``invited``), except that two may share one event, the first of the later range.
     """
     return f"""coalesce((
       SELECT (v.last IS NULL OR v.last >= {event}.stream_ordering) AND {admits} FROM events_eventvisibility v
@@ -119,7 +122,7 @@ def _in_wide_range(event: str, admits: str) -> str:
 
 
 def _single(user: str, kind: str, event: str) -> str:
-    """Whether there is such a row for this event alone."""
+    """Returns SQL for "there is such a row for this event alone"."""
     return _some_range(f"""v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}'
       AND v.first = {event}.stream_ordering""")
 
@@ -139,13 +142,13 @@ def _own(event: str, access: str) -> str:
 
 
 def _own_before(event: str, access: str) -> str:
-    """The user's membership before a state event: its group builds on the one before it."""
+    """Returns SQL for the user's membership before a state event. Its group builds on the one before."""
     return f"""events_membership_at(
       (SELECT g.prev_group FROM state_stategroup g WHERE g.id = {event}.state_group), {access}.user_id)"""
 
 
 def _joined_at(event: str, access: str) -> str:
-    """Who peeks into a shared part sees what came while being joined, by the state at the event itself."""
+    """Returns SQL for "the user was joined at the event". A peeking user sees shared events only then."""
     return f"""CASE WHEN {_own(event, access)} THEN coalesce({event}.membership = 'join'
         OR {_own_before(event, access)} = 'join'
         OR ({event}.membership = 'leave' AND {_own_before(event, access)} = 'invite'), false)

@@ -1,13 +1,14 @@
-"""Who may see which events of a room, as ranges (pure).
+"""Computes visibility ranges: which users may see which events of a room (pure).
 
-The rule is ``events.visibility.rule``, judged for every event in the state after it. It is summed up in the kinds of
-``events.models.EventVisibility``: room-wide ranges follow the events' own settings exactly; the ranges of a user follow the
-memberships of the *line*, the room's current state as the events came in. Where an event lies on a fork and has another
-state than the line, the users in question are judged one by one, and where the ranges would tell wrong there is a row for that
-single event. Time is linear in events, changes of the line, and differences between events and the line.
+``events.visibility.rule`` is applied to every event with the state after it. The result is stored as the kinds of rows of
+``events.models.EventVisibility``. Room-wide ranges follow the settings at the events exactly. A user's ranges follow the
+memberships in the *line*: the room's current state as it was when each event came in. An event on a fork may have a
+different state than the line. Then the users concerned are checked one by one, and where a range would give the wrong
+answer, an exception row is stored for that event. Time is linear in the events, the changes of the line, and the differences
+between events and the line.
 
-``VisibilityRanges`` goes on where stored ranges end, so the same code serves a whole history and the next event. Places are
-any ascending numbers: indexes of events, or stream positions.
+``VisibilityRanges`` continues stored ranges, so the same code serves a whole history and the next event. Places are any
+ascending numbers: indexes of events, or stream positions.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _ROWS_AT_A_TIME = 1_000
 
 
 class VisibilityRow(msgspec.Struct, frozen=True, gc=False):
-    """One range; ``first`` and ``last`` are places of events, both included, ``last`` null while it is open."""
+    """A range from place ``first`` to ``last``, both included. ``last`` is null while the range is open."""
 
     user_id: str | None
     kind: str
@@ -57,7 +58,7 @@ class VisibilityRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class PlacedEvent(SeenEvent, Protocol):
-    """What an event's place in the timeline depends on, too."""
+    """The additional fields that the ranges depend on."""
 
     @property
     def backfilled(self) -> bool: ...
@@ -72,10 +73,14 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     after: int
     line: int
 
+    def changes_nothing(self, group: int | None, line: int | None) -> bool:
+        """True for an event on the line that has the state of the one before: every range goes on."""
+        return self.after == group == self.line == line and self.event.type not in _JUDGED_TYPES
+
 
 @dataclass(slots=True)
 class OpenRanges:
-    """What of a user, or room-wide, is open: kind -> (first place, whether it is stored)."""
+    """The open ranges of one user, or of the room: kind to (first place, true if stored)."""
 
     membership: str | None = None
     ranges: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -91,7 +96,7 @@ def _nobody() -> Collection[str]:
 
 @dataclass(frozen=True, slots=True)
 class StoredRanges:
-    """Where stored ranges end: what to go on from."""
+    """The end of the stored ranges, from which new ones continue."""
 
     line: int | None = None
     setting: str | None = None
@@ -104,14 +109,14 @@ class StoredRanges:
 
 
 def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:
-    """What is open of a user on the line, and stored; it follows from the membership."""
+    """Returns the kinds of ranges that are open and stored for a user with this membership in the line."""
     kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, "leave": "cut"}
     kind = kinds.get(membership or "")
     return OpenRanges(membership, {kind: (first, True)} if kind is not None else {})
 
 
 def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
-    """What is open room-wide, and stored: by the setting after the last event, and by that of the line."""
+    """Returns the room-wide ranges that are open and stored, by the settings after the last event and in the line."""
     kinds = [_ROOM_WIDE.get(setting), "peekable" if line_setting == "world_readable" else None]
     return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
 
@@ -119,9 +124,9 @@ def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
 def visibility_rows(
     steps: Iterable[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
 ) -> Iterator[VisibilityRow]:
-    """The ranges of a room from its accepted events, in the order of their stream orderings; rows come in any order.
+    """Returns the ranges of a room, computed from its accepted events in stream order. The rows have no particular order.
 
-    Backfilled events, which come first in that order, have ranges of their own: the state of each is its line.
+    Backfilled events, which come first, have ranges of their own: the state of each is its line.
     """
     old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
     for step in steps:
@@ -135,15 +140,15 @@ def visibility_rows(
 
 
 def in_order(rows: Iterable[VisibilityRow]) -> list[VisibilityRow]:
-    """Rows in the one order in which they are compared."""
+    """Returns rows in the order in which they are compared."""
     return sorted(rows, key=lambda row: (row.user_id or "", row.first, row.kind))
 
 
 class VisibilityRanges:
-    """Ranges that grow with every accepted event.
+    """Ranges that are extended with every accepted event.
 
-    ``rows`` are finished new ranges, ``closed`` stored ranges that end as (user, kind, last place), ``uncut`` users whose
-    stored cut is void.
+    ``rows`` are new ranges that have ended. ``closed`` are stored ranges to end, as (user, kind, last place). ``uncut``
+    are users whose stored cut no longer applies.
     """
 
     def __init__(
@@ -162,14 +167,10 @@ class VisibilityRanges:
         self.uncut: list[str] = []
 
     def add(self, step: Step) -> None:
-        """The next event in the order of places."""
-        if not self._changes_nothing(step):
+        """Adds the next event in the order of places."""
+        if not step.changes_nothing(self._group, self._line):
             self._add(step)
         self._group, self._last = step.after, step.index
-
-    def _changes_nothing(self, step: Step) -> bool:
-        """True for an event on the line that has the state of the one before: every range goes on."""
-        return step.after == self._group == step.line == self._line and step.event.type not in _JUDGED_TYPES
 
     def _add(self, step: Step) -> None:
         after = GroupState(self._builder, step.after, self._events)
@@ -188,7 +189,7 @@ class VisibilityRanges:
             self._single(None, "withheld", step)
 
     def still_open(self) -> list[VisibilityRow]:
-        """New ranges that go on."""
+        """Returns the new ranges that are still open."""
         return [
             VisibilityRow(user_id, kind, first, None)
             for user_id, user in self._users.items()
@@ -197,7 +198,7 @@ class VisibilityRanges:
         ]
 
     def ended(self) -> list[VisibilityRow]:
-        """All ranges, ended with the last event, as those of backfilled events are."""
+        """Returns all ranges, ended with the last event, as those of backfilled events are."""
         rows = [*self.rows, *(replace(row, last=self._last) for row in self.still_open())]
         return [row for row in rows if row.kind not in OF_THE_LINE]
 
@@ -228,7 +229,7 @@ class VisibilityRanges:
             self._open(None, kind, step.index)
 
     def _end_part(self, setting: str, step: Step, before: GroupState | None) -> None:
-        """A change to a less open setting counts by the old one too, as long as its sender is not erased."""
+        """Handles a change to a less open setting. It counts by the old setting as well, unless its sender is erased."""
         if (step.event.type, step.event.state_key) != HISTORY_VISIBILITY or before is None:
             return
         old = known_visibility(history_visibility(before))
@@ -236,7 +237,7 @@ class VisibilityRanges:
             self._single(None, f"{_ROOM_WIDE[old]}_before", step)
 
     def _change_setting(self, setting: str, step: Step) -> None:
-        """What the invited see begins and ends with the setting of that name."""
+        """Begins or ends what invited users see, together with the setting of that name."""
         if setting == self._setting:
             return
         if "invited" in (setting, self._setting):
@@ -249,7 +250,7 @@ class VisibilityRanges:
         self._setting = setting
 
     def _move_line(self, step: Step) -> dict[str, str]:
-        """Follow the line to this event; returns the memberships that end with it, where it still counts for them."""
+        """Moves the line to this event. Returns the memberships that end with it but still apply to it."""
         if step.line == self._line:
             return {}
         changes = self._builder.changes_between(self._line, step.line)
@@ -266,7 +267,7 @@ class VisibilityRanges:
         return left
 
     def _change_peeking(self, event_id: str | None, step: Step) -> None:
-        """The line lets anybody read, or no longer does."""
+        """Handles a line that becomes world-readable, or no longer is."""
         found = self._events.get(event_id or "")
         if found is not None and found.content.get("history_visibility") == "world_readable":
             self._open(None, "peekable", step.index)
@@ -278,7 +279,7 @@ class VisibilityRanges:
         return None if found is None else found.membership or "leave"
 
     def _change_membership(self, user_id: str, membership: str | None, step: Step, own: bool) -> bool:
-        """A membership of the line changes; the own event that ends one still belongs to it."""
+        """Handles a membership change in the line. The user's own event that ends a membership still belongs to it."""
         user = self._user(user_id)
         if membership == user.membership and not (own and membership == "leave"):
             return False
@@ -299,9 +300,9 @@ class VisibilityRanges:
 
     # --- the event itself ---------------------------------------------------------------------------------------
     def _judge(self, step: Step, before: GroupState | None, after: GroupState, left: Mapping[str, str]) -> None:
-        """In a part that only members may read: write down the users for whom the ranges tell wrong.
+        """Stores exception rows where only members may read, for the users whose ranges give the wrong answer.
 
-        A change is judged by its new side; ``_end_part`` has the old one.
+        A change of the setting counts by its new side here. ``_end_part`` handles the old one.
         """
         for user_id in sorted(self._in_question(step)):
             told = self._told(user_id, left.get(user_id))
@@ -311,7 +312,7 @@ class VisibilityRanges:
                 self._single(user_id, "shown" if seen else "hidden", step)
 
     def _in_question(self, step: Step) -> set[str]:
-        """Users whose membership it changes, and those whose membership at the event is not that of the line."""
+        """Returns the users whose membership the event changes, and those whose membership at the event differs from the line."""
         found = set()
         if step.after != step.line:
             changes = self._builder.changes_between(step.line, step.after)
@@ -321,6 +322,6 @@ class VisibilityRanges:
         return found
 
     def _told(self, user_id: str, left: str | None) -> bool:
-        """Whether the user's ranges cover the event at hand."""
+        """Returns true if the user's ranges cover the current event."""
         memberships = {left, self._user(user_id).membership}
         return "join" in memberships or ("invite" in memberships and self._setting == "invited")

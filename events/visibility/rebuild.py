@@ -1,7 +1,7 @@
-"""The ranges of a stored room made anew: after a gap was filled, after an upgrade, or to check them.
+"""Rebuilds the ranges of a stored room: after a gap was filled, after an upgrade, or to check them.
 
-They are worked out from what is stored, states of groups included, so states that were given from outside count. Takes time
-and memory in proportion to the room's events and state changes. Assumes the caller's transaction with the room's row locked.
+The ranges are computed from what is stored, including given states. Time and memory grow with the room's events and state
+changes. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from events.room.graph import is_accepted
 from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from events.visibility.open_ranges import check_open_ranges
-from events.visibility.ranges import VisibilityRow, in_order
-from events.visibility.recompute import GraphRanges, tell_the_same
+from events.visibility.ranges import VisibilityRow
+from events.visibility.recompute import GraphRanges
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import room_version
 
-__all__ = ["accepted_places", "ranges_anew", "rebuild_visibility", "stored_ranges", "tell_the_same"]
+__all__ = ["ranges_anew", "rebuild_visibility"]
 
 #: A room's events with a place in the graph, as they came.
 _EVENTS = """
@@ -46,18 +46,14 @@ SELECT g.id, g.prev_group, d.type, d.state_key, d.event_id FROM state_stategroup
 LEFT JOIN state_stategroupdelta d ON d.chain = g.chain AND d.state_group = g.id
 WHERE g.room_id = %(room)s ORDER BY g.id
 """
-_ACCEPTED = """
-SELECT stream_ordering FROM events_event
-WHERE room_id = %s AND NOT outlier AND NOT soft_failed AND rejected_reason IS NULL ORDER BY stream_ordering
-"""
 _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
 
 def rebuild_visibility(room_id: str, using: str = "default") -> bool:
-    """Write the room's ranges anew; false where they cannot be known yet, and then it has none.
+    """Replaces the room's ranges. Returns false if they cannot be known yet. The room then has none.
 
-    ``Room.visibility_unresolved`` says the same afterwards. Raises ``RangesDisagree``, with nothing written, where they would not
-    fit the room's current state.
+    ``Room.visibility_unresolved`` is set accordingly. Raises ``RangesDisagree``, and writes nothing, if the new ranges do
+    not fit the room's current state.
     """
     rows = ranges_anew(room_id, using)
     with connections[using].cursor() as cursor:
@@ -72,27 +68,14 @@ def rebuild_visibility(room_id: str, using: str = "default") -> bool:
     return rows is not None
 
 
-def stored_ranges(room_id: str, using: str = "default") -> list[VisibilityRow]:
-    """The ranges that are stored, by stream positions."""
-    rows = EventVisibility.objects.using(using).filter(room_id=room_id)
-    return in_order(VisibilityRow(*row) for row in rows.values_list("user_id", "kind", "first", "last"))
-
-
-def accepted_places(room_id: str, using: str = "default") -> list[int]:
-    """The positions of a room's accepted events, ascending."""
-    with connections[using].cursor() as cursor:
-        cursor.execute(_ACCEPTED, [room_id])
-        return [place for (place,) in cursor.fetchall()]
-
-
 def ranges_anew(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
-    """What the ranges should be, by stream positions; null where the state at a live event is not known."""
+    """Returns the ranges as they should be, by stream positions, or null if the state at a live event is not known."""
     return _stored_history(room_id, using).ranges()
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What the tables have of a room."""
+    """The stored rows of a room."""
 
     groups: list[tuple[int, int | None, str | None, str, str | None]]
     verdicts: dict[str, Sequence[Any]]
@@ -111,13 +94,13 @@ class _Rows:
         return cls(groups, {event_id: about for event_id, *about in verdicts}, targets, events)
 
     def state_events(self, using: str) -> dict[str, ParsedEvent]:
-        """The state events with their content, which the rules look at."""
+        """Returns the state events with the content that the rules read."""
         parsed = parsed_events(list(self.verdicts), using)
         return {event_id: _with_facts(event, *self.verdicts[event_id]) for event_id, event in parsed.items()}
 
 
 def _stored_history(room_id: str, using: str) -> GraphRanges:
-    """A room as stored, with its stored states."""
+    """Returns the room with its stored states."""
     room = Room.objects.using(using).get(pk=room_id)
     version = room_version(room.room_version)
     rows = _Rows.of(room_id, using)
@@ -155,7 +138,7 @@ def _with_facts(
 
 
 def _event(row: Sequence[Any], version: str) -> ParsedEvent:
-    """An event from its columns, without content: all that is needed of messages."""
+    """Returns an event made from its columns, without content. Messages need no more."""
     event_id, room_id, kind, key, sender, depth, at, membership, redacts, soft_failed, reason, place, _, prevs = row
     event = ParsedEvent(
         event_id=event_id,
@@ -181,7 +164,7 @@ def _event(row: Sequence[Any], version: str) -> ParsedEvent:
 def _builder(
     rows: Sequence[tuple[int, int | None, str | None, str, str | None]],
 ) -> tuple[GroupBuilder, dict[int, int], dict[int, int | None]]:
-    """The stored groups in memory: the builder, its number of each group, and the group below each."""
+    """Loads the stored groups. Returns the builder, its number for each group, and the group below each."""
     changes: dict[int, dict[StateKey, str | None]] = {}
     below: dict[int, int | None] = {}
     for group, prev, event_type, state_key, event_id in rows:

@@ -1,6 +1,6 @@
-"""Who sees what of a room whose events, verdicts and states are known, and whether two sets of ranges tell the same (pure).
+"""Computes the ranges of a room whose events, verdicts and states are known, and compares two sets of ranges (pure).
 
-The events are taken in the order of their stream positions, as they came; the line of the current state is walked anew.
+The events are taken in the order of their stream positions, and the line of the current state is walked again.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
-from events.room.extremities import EventArrivals
-from events.room.graph import Leaves, causal_order, is_accepted
+from events.room.extremities import EventArrivals, Leaves
+from events.room.graph import Node, causal_order, is_accepted
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.groups.deltas import GroupBuilder
@@ -23,10 +23,10 @@ __all__ = ["GraphRanges", "tell_the_same"]
 
 
 def tell_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
-    """Whether ranges show the same accepted events, at ``places``, to everybody.
+    """Returns true if both sets of ranges show the same accepted events, at ``places``, to all users.
 
-    They can be laid out differently: backfilled batches have ranges of their own, and with very many leaves the line is worked
-    out once a batch.
+    Equal visibility may be laid out differently. Backfilled batches have ranges of their own, and with very many forward
+    extremities the line is computed only once for each batch.
     """
     return _told(one, places) == _told(other, places)
 
@@ -36,7 +36,7 @@ _OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 
 
 def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
-    """What rows cover in numbers of events, merged: of the room each kind, of a user what they make up together."""
+    """Returns what rows cover, as merged spans of event numbers: for the room by kind, for a user all kinds together."""
     spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
     hidden: dict[str | None, set[int]] = {}
     for row in rows:
@@ -58,7 +58,7 @@ def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[st
 
 
 def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
-    """Ascending spans that do not touch, without the hidden numbers."""
+    """Returns ascending spans that do not touch, without the hidden numbers."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -69,7 +69,7 @@ def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple
 
 
 def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Ascending spans without what other ascending ones cover, in time linear in both."""
+    """Returns ascending spans without what other ascending spans cover, in time linear in both."""
     number = 0
     for first, last in spans:
         start = first
@@ -86,7 +86,7 @@ def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
 
 
 def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Ascending spans without ascending numbers, in time linear in both."""
+    """Returns ascending spans without ascending numbers, in time linear in both."""
     for first, last in spans:
         start = first
         for number in hidden[bisect_left(hidden, first) : bisect_right(hidden, last)]:
@@ -99,7 +99,7 @@ def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterato
 
 @dataclass(slots=True)
 class _Runs:
-    """Ranges of backfilled events: none goes on over an event without state, which may get one of its own later."""
+    """Ranges of backfilled events. None continues over an event without state, which may get a range of its own later."""
 
     builder: GroupBuilder
     events: dict[str, ParsedEvent]
@@ -123,11 +123,16 @@ def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
     return [events[number] for number in (*order, *left)]
 
 
-class GraphRanges:
-    """The events of a room with a place in the graph as they came, their verdicts and states known: who sees what.
+def _came_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
+    """Returns true if a live event was stored when another one came. The order of backfilled events is not known."""
+    return 0 < (prev.stream_ordering or 0) < (event.stream_ordering or 0)
 
-    ``targets`` has type and sender of what is redacted. ``leaves`` are the forward extremities and ``current`` the group of the
-    current state (null: not known) when all had come in.
+
+class GraphRanges:
+    """The events of a room that are in the graph, in the order of arrival, with verdicts and states.
+
+    ``targets`` has the type and sender of redacted events. ``leaves`` are the forward extremities after all events,
+    ``current`` is the group of the current state then (null: not known).
     """
 
     def __init__(
@@ -140,7 +145,7 @@ class GraphRanges:
         self._line = self._lines()
 
     def ranges(self) -> list[VisibilityRow] | None:
-        """The rows, or null."""
+        """Returns the rows, or null if the state at a live event is not known."""
         lines, events = self._line, dict(self._states.events)
         old = _Runs(self._states.builder, events)
         live = VisibilityRanges(self._states.builder, events)
@@ -158,14 +163,19 @@ class GraphRanges:
         return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
 
     def _lines(self) -> dict[str, int | None]:
-        """Live event -> the group of the current state when it had come in; an event waits for its prev events."""
+        """Returns for each live event the group of the current state when it had come in. An event waits for its prev events."""
         by_id = {event.event_id: event for event in self._graph}
         last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
 
         def find(event_ids: Collection[str]) -> list[ParsedEvent]:
             return [by_id[event_id] for event_id in event_ids if event_id in by_id]
 
-        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None))
+        def reaches(node: Node[str]) -> Sequence[str]:
+            event = by_id[node.event_id]
+            earlier = {prev for prev in event.prev_event_ids if prev in by_id and _came_before(by_id[prev], event)}
+            return self._states.reached(event, self._states.before.get(event.event_id), earlier)
+
+        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None, reaches=reaches))
         found: dict[str, int | None] = {}
         for event in _in_order([event for event in self._graph if not event.backfilled]):
             arrivals.add(event)
@@ -180,7 +190,7 @@ class GraphRanges:
         return found
 
     def _step(self, event: ParsedEvent, line: int | None) -> Step | None:
-        """Null for an event without state."""
+        """Returns the step of an event, or null if its state is not known."""
         after = self._states.after.get(event.event_id)
         if after is None or event.stream_ordering is None:
             return None
@@ -188,7 +198,7 @@ class GraphRanges:
         return Step(event.stream_ordering, event, before, after, after if line is None else line)
 
     def _withheld(self) -> list[VisibilityRow]:
-        """Redactions that redact nothing, as those that name nothing."""
+        """Returns redactions without effect, including those that name no event."""
         found = []
         for event in self._graph:
             place = event.stream_ordering
@@ -199,7 +209,7 @@ class GraphRanges:
         return found
 
     def redacts_something(self, redaction: ParsedEvent) -> bool:
-        """Whether an accepted redaction takes effect; also false where the state before it is not known."""
+        """Returns true if an accepted redaction takes effect. False if the state before it is not known."""
         target_id = redaction.redacts or ""
         if target_id not in self._targets:
             return False

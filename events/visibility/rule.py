@@ -1,11 +1,11 @@
-"""Who may see one event: the rule that everything about visibility goes back to (pure).
+"""The visibility rule for one event, on which everything else about visibility is based (pure).
 
-The answer depends on the state *after* the event, at its own place in the graph: the viewer's membership there and the room's
-history visibility there. Three kinds of events are judged more kindly: a change of the visibility counts by its
-more open side, the viewer's own membership by its more joined side, and an own leave after a join or invite is always
-seen. Whoever looks into a room without any record of membership is *peeking*.
+The answer depends on the state *after* the event, at its own place in the graph: the viewer's membership and the room's
+history visibility. Three kinds of events are visible to more users. A change of history visibility counts by its more
+open side. The viewer's own membership event counts by its more joined side. The viewer's own leave after a join or an
+invite is always seen. A viewer without any membership event is *peeking*.
 
-Not decided here: whether somebody may read the room at all, and that those who left see nothing later.
+Two things are decided elsewhere: whether the viewer may read the room at all, and that users who left see nothing later.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEVER_SHOWN = frozenset({_DUMMY, "m.room.aliases"})
 
 
 class Answer(StrEnum):
-    """What becomes of an event on its way to a viewer."""
+    """The form in which a viewer gets an event, if at all."""
 
     FULL = "full"
     REDACTED = "redacted"
@@ -46,7 +46,10 @@ class Answer(StrEnum):
 
 
 class Rule(StrEnum):
-    """What decided, in stable words (``docs/reference/visibility.md``); those of clients in the order in which they are asked."""
+    """The rule that decided, as a stable word (``docs/reference/visibility.md``).
+
+    The rules for clients are listed in the order in which they are checked.
+    """
 
     REJECTED = "rejected"
     REDACTION_WITHOUT_EFFECT = "redaction_without_effect"
@@ -69,7 +72,7 @@ class Rule(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The answer and the rule that it comes from."""
+    """An answer, and the rule that gave it."""
 
     answer: Answer
     rule: Rule
@@ -81,11 +84,11 @@ _OUTLIER = Verdict(Answer.HIDDEN, Rule.OUTLIER)
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """An event as a viewer stands to it.
+    """The facts about an event and a viewer that the rule needs.
 
     ``membership`` and ``visibility`` are the values after the event (null: none). ``own_before`` is set for the viewer's own
-    membership events (``own`` true): the membership before. ``visibility_before`` is set for history visibility
-    events (``changes_visibility`` true).
+    membership events (``own`` true): the membership before. ``visibility_before`` is set for history visibility events
+    (``changes_visibility`` true).
     """
 
     event_type: str = "m.room.message"
@@ -109,23 +112,23 @@ class Sight:
 
 
 def known_visibility(value: object) -> str:
-    """The setting that a value stands for: everything unknown is ``shared``."""
+    """Returns the setting for a value in an event. Any unknown value means ``shared``."""
     return value if isinstance(value, str) and value in HISTORY_VISIBILITIES else "shared"
 
 
 def effective_visibility(after: object, before: object, *, changes: bool) -> str:
-    """The setting that an event is judged by: a change by its more open side."""
+    """Returns the setting that applies to an event. For a change it is the more open of both settings."""
     now = known_visibility(after)
     return min(now, known_visibility(before), key=HISTORY_VISIBILITIES.index) if changes else now
 
 
 def more_joined(one: str | None, other: str | None) -> str | None:
-    """Of two memberships the one that sees more."""
+    """Returns that one of two memberships that sees more."""
     return min((one, other), key=lambda value: _MEMBERSHIPS.index(value) if value in _MEMBERSHIPS else 5)
 
 
 def for_client(sight: Sight) -> Verdict:
-    """What a user sees of an event."""
+    """Returns the verdict for a user."""
     if (hidden := _never(sight)) is not None:
         return Verdict(Answer.HIDDEN, hidden)
     if sight.always_included:
@@ -141,7 +144,7 @@ def for_client(sight: Sight) -> Verdict:
 
 
 def _never(sight: Sight) -> Rule | None:
-    """Why nobody, or not this user, sees the event wherever they stand."""
+    """Returns the rule that hides the event from all users, or from this one, whatever the membership. Null: none does."""
     if sight.soft_failed:
         return Rule.SOFT_FAILED
     if sight.event_type in _NEVER_SHOWN or (sight.event_type == CALL_INVITE and sight.public_room):
@@ -154,10 +157,10 @@ def _never(sight: Sight) -> Rule | None:
 
 
 def admits(sight: Sight) -> Rule | None:
-    """What in the room's state lets the viewer see the event; null: nothing does.
+    """Returns the rule by which the room's state lets the viewer see the event, or null.
 
-    Those who are invited see what comes while invited members may read, also the change to that, not the change away. A
-    change by an erased sender counts by its new side alone: what is left of the event does not tell the old one.
+    Invited users see events while the setting is ``invited``, including the change to it and not the change away from it. A
+    change by an erased sender counts by its new side alone, because the redacted event does not show the old one.
     """
     membership = _seen_as(sight)
     changes = sight.changes_visibility and not sight.sender_erased
@@ -180,7 +183,7 @@ def _seen_as(sight: Sight) -> str | None:
 def for_server(
     visibility: object, memberships: Collection[str | None], *, sender_erased: bool, state_known: bool = True
 ) -> Verdict:
-    """What another server sees; ``memberships`` are those of its users after the event."""
+    """Returns the verdict for another server. ``memberships`` are those of its users after the event."""
     if sender_erased:
         return Verdict(Answer.REDACTED, Rule.ERASED_SENDER)
     if not state_known:

@@ -1,4 +1,4 @@
-"""How a viewer stands to an event of a room: the facts for ``events.visibility.rule`` out of the states around it (pure)."""
+"""Collects the facts for ``events.visibility.rule`` from the states around an event (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HISTORY_VISIBILITY: StateKey = ("m.room.history_visibility", "")
 
 
 class SeenEvent(Protocol):
-    """What seeing depends on in an event."""
+    """The fields of an event on which visibility depends."""
 
     @property
     def type(self) -> str: ...
@@ -34,9 +34,9 @@ class SeenEvent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who looks, and what is known about that beside the room's states.
+    """A user who reads, with the facts about them that are not in the room's states.
 
-    ``peeking``: there is no record of a membership, the room is read as a world-readable one.
+    ``peeking``: the user has no membership event, and reads the room as a world-readable one.
     """
 
     user_id: str
@@ -46,21 +46,21 @@ class Viewer:
 
 
 def history_visibility(state: State) -> object:
-    """The setting as it is written; null where there is none."""
+    """Returns the setting as it is written in the state, or null if there is none."""
     found = state.get(HISTORY_VISIBILITY)
     return None if found is None else found.content.get("history_visibility")
 
 
 def membership(state: State, user_id: str) -> str | None:
-    """The membership of a user; null where there is no membership event."""
+    """Returns the membership of a user, or null if there is no membership event."""
     found = state.get(("m.room.member", user_id))
     return None if found is None else found.membership
 
 
 def sight_of(event: SeenEvent, viewer: Viewer, before: State | None, after: State | None) -> Sight:
-    """The event as the viewer stands to it; the states are null for an outlier.
+    """Returns the facts about an event and a viewer. The states are null for an outlier.
 
-    ``before`` is only looked at for changes of the visibility and for the viewer's own memberships.
+    ``before`` is read only for changes of history visibility and for the viewer's own memberships.
     """
     own = event.type == "m.room.member" and event.state_key == viewer.user_id
     changes = (event.type, event.state_key) == HISTORY_VISIBILITY

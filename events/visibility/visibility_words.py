@@ -1,7 +1,6 @@
-"""Why a user sees an event or does not, in sentences for people (pure).
+"""Puts the reasons for visibility into sentences for people (pure).
 
-The stable words of the rules (``events.visibility.rule``, ``events.visibility.access``) are what programs go by; these are for
-reading.
+Programs use the stable words of the rules (``events.visibility.rule``, ``events.visibility.access``) instead.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ REACHES = {
 
 
 class Explained(Protocol):
-    """An answer of ``events.visibility.explain``, as far as it is put into words."""
+    """The part of an answer of ``events.visibility.explain`` that is put into words."""
 
     @property
     def allowed(self) -> bool: ...
@@ -63,7 +62,7 @@ class Explained(Protocol):
 
 
 def answer_in_words(found: Explained) -> str:
-    """The answer itself, in one sentence."""
+    """Returns the answer itself in one sentence."""
     if not found.allowed:
         return "Hidden: the rule does not let this user see the event."
     if not found.reachable:
@@ -76,7 +75,7 @@ def answer_in_words(found: Explained) -> str:
 
 
 def reasons_in_words(found: Explained) -> list[str]:
-    """What the answer comes from, the deciding rule first."""
+    """Returns the reasons as sentences, the deciding rule first."""
     reasons = [RULES.get(found.rule, found.rule), REACHES.get(str(found.reach), str(found.reach))]
     if found.history_visibility is not None:
         membership = found.membership or "none"

@@ -7,29 +7,15 @@ folder of archives (setting ``REPLSITE_ARCHIVE_FOLDER``) and stays below it. Com
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 
 from pipeline.archive.format import MANIFEST
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
+from pipeline.jobs.folders import is_any_folder
 from pipeline.private_files import make_folder
 
-__all__ = ["any_folder", "folder_of_archive", "folder_of_archives"]
-
-_any_folder: ContextVar[bool] = ContextVar("any_folder", default=False)
-
-
-@contextmanager
-def any_folder() -> Iterator[None]:
-    """Within the block folders are those of the process's user; relative ones count from where it is."""
-    token = _any_folder.set(True)
-    try:
-        yield
-    finally:
-        _any_folder.reset(token)
+__all__ = ["folder_of_archive", "folder_of_archives"]
 
 
 def folder_of_archives(name: object) -> Path:
@@ -57,7 +43,7 @@ def folder_of_archive(name: object) -> Path:
 def _found(name: object) -> Path:
     if not isinstance(name, str) or not name or "\0" in name:
         raise UnusableArguments(f"The folder of an archive must be a name, not {name!r:.100}.")
-    if _any_folder.get():
+    if is_any_folder():
         return Path(name).absolute()
     limit = pipeline_settings().archives.resolve()
     folder = (limit / name).resolve()

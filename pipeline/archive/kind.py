@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from events.maintenance.purge_batch import PurgeRequest
 from events.maintenance.purge_history import only_purge
-from pipeline.archive.cut import CUTS, check_cut, depth_of_cut
+from pipeline.archive.cut import check_cut, cut_arguments, depth_of_cut
 from pipeline.archive.folders import folder_of_archives
 from pipeline.archive.format import Manifest
 from pipeline.archive.write import ArchiveRequest, archive_room
 from pipeline.errors import UnusableArguments
-from pipeline.jobs.fields import CUT_FIELDS, DELETE_LOCAL_FIELD, ROOM_FIELD, SPARK_FIELDS, Entry, JobField
-from pipeline.jobs.kinds import flag, only
-from pipeline.jobs.run import JobRun
-from pipeline.spark.masters import check_master
+from pipeline.jobs.arguments import JSON, ROOM, Argument, Type
+from pipeline.jobs.run import JobKind, JobRun
 
-__all__ = ["ARCHIVE", "ARCHIVE_NAMES", "ArchiveKind", "archive_facts", "archive_first", "check_archive"]
+__all__ = ["ARCHIVE", "ArchiveKind", "archive_facts", "archive_first", "check_archive"]
 
-ARCHIVE = "archive"
-_OPTIONS = ("spark", "master")
-ARCHIVE_NAMES = ("archive", *_OPTIONS)
+_SPARK = (
+    Argument(
+        "spark", Type.WHETHER, "Spark writes the files; left out: when there are many", must="true, false or null",
+        in_form="whether Spark writes the archive",
+    ),
+    Argument(
+        "master", Type.MASTER, "Spark master, e.g. local[4] or spark://host:7077", typed="--master URL",
+        must="the URL of a Spark master", in_form="URL of a Spark master for it; none: the site's",
+    ),
+)  # fmt: skip
+
+
+def _folder(_: str, value: Any) -> str:
+    return str(folder_of_archives(value))
+
+
+ARCHIVE = (
+    Argument(
+        "archive", Type.TEXT, "write what goes to Parquet files there first, checked; restore takes them",
+        typed="--archive FOLDER", in_form="folder of an archive that is written first; none: what is deleted is gone",
+        check=_folder,
+    ),
+    *_SPARK,
+)  # fmt: skip
 """Arguments of a job that archives before it deletes."""
 
 
-def check_archive_options(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """``spark``: true, false, or null for as it suits; ``master``: a Spark master or null."""
-    spark, master = arguments.get("spark"), arguments.get("master")
-    if spark not in (None, True, False):
-        raise UnusableArguments("spark must be true, false or null.")
-    if master is not None and not isinstance(master, str):
-        raise UnusableArguments("master must be the URL of a Spark master.")
-    return {"spark": spark, "master": None if master is None else check_master(master)}
-
-
-def check_archive(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a job that archives before it deletes: ``archive`` is a folder, or null for no archive."""
-    folder = arguments.get("archive")
-    options = check_archive_options(arguments)
-    if folder is None and any(value is not None for value in options.values()):
+def check_archive(checked: Mapping[str, Any]) -> None:
+    """Raises ``UnusableArguments`` where they do not go together."""
+    if checked["archive"] is None and any(checked[one.name] is not None for one in _SPARK):
         raise UnusableArguments("spark and master are for the archive: name its folder, too.")
-    return {"archive": None if folder is None else str(folder_of_archives(folder)), **options}
 
 
 def archive_first(run: JobRun, request: PurgeRequest) -> tuple[PurgeRequest, dict[str, Any]]:
     """Archive what a purge of history is going to delete; the same request for what is in the archive only, and the facts."""
     told = run.arguments
-    options = {name: told[name] for name in _OPTIONS}
+    options = {one.name: told[one.name] for one in _SPARK}
     wanted = ArchiveRequest(request.room_id, Path(told["archive"]), request.cut, request.delete_local, **options)
     folder, manifest = archive_room(run, wanted)
     return replace(request, positions=manifest.positions), {"archive": archive_facts(folder, manifest)}
@@ -66,27 +72,29 @@ def archive_facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-class ArchiveKind:
-    """Writes the archive of a room."""
+class ArchiveKind(JobKind):
+    """Writes the archive of a room; deletes nothing."""
 
+    name = "archive"
     help = "Write a room, or its history below an event, a time or a token, to Parquet files that restore takes back."
-    fields = (
-        ROOM_FIELD,
-        JobField("folder", Entry.TEXT, "where the archive is written, below the folder of archives", required=True),
-        *CUT_FIELDS,
-        DELETE_LOCAL_FIELD,
-        *SPARK_FIELDS,
-    )
+    arguments = (
+        ROOM,
+        Argument(
+            "folder", Type.TEXT, "where the archive's own folder is made", typed="FOLDER", required=True, check=_folder,
+            in_form="where the archive is written, below the folder of archives",
+        ),
+        *cut_arguments(required=False),
+        Argument(
+            "delete_local", Type.FLAG, "with a cut: messages of this server, too",
+            in_form="messages of this server go, too",
+        ),
+        *_SPARK,
+        JSON,
+    )  # fmt: skip
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``room``, ``folder``; a cut as in ``purge history``, none: the whole room; ``delete_local``, ``spark``, ``master``."""
-        only(arguments, "room", "folder", *CUTS, "delete_local", *_OPTIONS)
-        room = arguments.get("room")
-        if not isinstance(room, str) or not room:
-            raise UnusableArguments("room must be the ID of a room.")
-        cut = check_cut(arguments, optional=True)
-        flags = {"delete_local": flag(arguments, "delete_local"), **check_archive_options(arguments)}
-        return {"room": room, "folder": str(folder_of_archives(arguments.get("folder"))), **cut, **flags}
+    def check_together(self, checked: dict[str, Any]) -> None:
+        """No cut: the whole room."""
+        check_cut(checked, optional=True)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
         """The cut, if one is given, is here."""
@@ -96,7 +104,10 @@ class ArchiveKind:
         """The summary names the archive."""
         told, using = run.arguments, run.using
         cut = depth_of_cut(told, using)
-        options = {name: told[name] for name in (*_OPTIONS, "delete_local")}
+        options = {name: told[name] for name in ("spark", "master", "delete_local")}
         with only_purge(told["room"], using):
             folder, manifest = archive_room(run, ArchiveRequest(told["room"], Path(told["folder"]), cut, **options))
         return {"room_id": told["room"], "cut": cut, **archive_facts(folder, manifest)}
+
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        yield f"{summary['room_id']}: {summary['events']} events in {summary['folder']}, {summary['bytes']:,} bytes"

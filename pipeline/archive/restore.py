@@ -36,9 +36,8 @@ from pipeline.archive.format import MANIFEST, ArchivedFile, Manifest
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
 from pipeline.errors import ArchiveElsewhere
-from pipeline.jobs.fields import Entry, JobField
-from pipeline.jobs.kinds import only
-from pipeline.jobs.run import Count, JobRun
+from pipeline.jobs.arguments import JSON, Argument, Type
+from pipeline.jobs.run import Count, JobKind, JobRun
 from pipeline.jobs.throttle import resting
 from streams import registry
 from streams.caching import invalidate_room_state
@@ -47,25 +46,30 @@ from streams.db.consistent_read import long_transaction
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RESTORE", "RestoreKind"]
+__all__ = ["RestoreKind"]
 
-RESTORE = "restore"
 EVENTS_PER_TRANSACTION = 2_000
 _IDS_PER_QUERY = 10_000
 _IN_PLACE = "SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND (NOT outlier OR event_id = ANY(%s))"
 _MAPPED = "SELECT count(*), count(g.id) FROM {mapping} map LEFT JOIN state_stategroup g USING (id)"
 
 
-class RestoreKind:
+def _folder(_: str, value: Any) -> str:
+    return str(folder_of_archive(value))
+
+
+class RestoreKind(JobKind):
     """Puts an archive back."""
 
+    name = "restore"
     help = "Put an archive of a room back: its events, their states and who sees them. What is here stays as it is."
-    fields = (JobField("archive", Entry.TEXT, "the folder of one archive", required=True),)
-
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``archive``: the folder of one archive."""
-        only(arguments, "archive")
-        return {"archive": str(folder_of_archive(arguments.get("archive")))}
+    arguments = (
+        Argument(
+            "archive", Type.TEXT, "the folder of one archive, as archive or purge named it", typed="FOLDER",
+            required=True, check=_folder, in_form="the folder of one archive",
+        ),
+        JSON,
+    )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Check all files, then restore."""
@@ -74,6 +78,13 @@ class RestoreKind:
             manifest = open_archive(folder, count.add)
         with only_purge(manifest.room_id, run.using):
             return _Restore(run, folder, manifest).run()
+
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        yield (
+            f"{summary['room_id']}: of {summary['archived']} events {summary['restored']} written again, {summary['placed']} "
+            f"given their place again, {summary['here']} were here; {summary['redacted']} redacted since; visibility "
+            f"{summary['visibility']}"
+        )
 
 
 class _Restore:

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import connections, transaction
 
 from events.persist.batch import Incoming, PersistOutcome, persist
-from events.persist.resolving import resolve_room
+from events.persist.gap_filling import resolve_room
 from pipeline.importing.staging_tables import BROKEN, STAGED_EVENTS, table_name
 from pipeline.jobs.run import JobRun
 from streams.conf import stream_settings

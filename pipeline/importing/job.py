@@ -14,7 +14,6 @@ Neither loses or doubles anything.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,9 +54,10 @@ from pipeline.importing.sources.parts import Part
 from pipeline.importing.spark_tasks import pack_rooms, scan_parts, stage_parts, stage_rooms
 from pipeline.importing.staging_tables import STEPS, WORKING, table_name
 from pipeline.importing.work_out_rooms import RoomWork
-from pipeline.jobs.rows import JobLock, abandoned_jobs, begin_job, hold_lock, resumable_job
-from pipeline.jobs.run import JobRun, Keeper, carry_out
-from pipeline.models import ImportedRoom, ImportSource, Job
+from pipeline.jobs.folders import any_folder
+from pipeline.jobs.rows import abandoned_jobs, hold_lock
+from pipeline.jobs.run import JobRun, run_job
+from pipeline.models import ImportedRoom, ImportSource
 from pipeline.spark.run_tasks import finished_tasks
 from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
@@ -146,22 +146,19 @@ def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outc
         found.append(import_in(run, options, inputs, signatures))
         return found[0].record()
 
+    arguments: dict[str, Any] = {
+        "sources": input_names([str(name) for name in options.sources]),
+        "as_history": options.as_history,
+    }
+    if options.keys is not None:
+        arguments["keys"] = str(Path(options.keys).absolute())
     use_instance("import_events-{n}")
     try:
-        with hold_lock(using) as lock:
-            carry_out(_job(options, lock, using), using, stream or sys.stderr, work, Keeper(lock))
+        with any_folder():
+            run_job(KIND, arguments, using, stream, resume=options.resume, work=work)
         return found[0]
     finally:
         retire_all()
-
-
-def _job(options: ImportOptions, lock: JobLock, using: str) -> Job:
-    names = input_names([str(name) for name in options.sources])
-    arguments = {"sources": names, "as_history": options.as_history}
-    if options.keys is not None:
-        arguments["keys"] = str(Path(options.keys).absolute())
-    job = resumable_job(lock, KIND, arguments, using) if options.resume else None
-    return job or begin_job(lock, KIND, arguments, using)
 
 
 def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> Outcome:

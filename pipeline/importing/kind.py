@@ -16,51 +16,69 @@ from typing import Any
 from pipeline.conf import pipeline_settings
 from pipeline.errors import UnusableArguments
 from pipeline.importing.staging_tables import PREFIX
-from pipeline.jobs.fields import Entry, JobField
-from pipeline.jobs.kinds import only
-from pipeline.jobs.run import JobRun, register
+from pipeline.jobs.arguments import Argument, OneOf, Type
+from pipeline.jobs.folders import is_any_folder
+from pipeline.jobs.run import JobKind, JobRun
 from streams.runtime.masking import masked
 
-__all__ = ["ImportKind", "register_imports"]
+__all__ = ["ImportKind"]
 
 _MOST_SOURCES = 10_000
+_SIGNATURES = OneOf()
 _SERVICE = re.compile(r"postgres(?:ql)?:///?\?service=[A-Za-z0-9_.-]{1,100}")
 
 
-class ImportKind:
+def _sources(_: str, names: Any) -> list[str]:
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise UnusableArguments('sources must be a list of names, such as ["rooms.jsonl.gz"].')
+    if is_any_folder():
+        return names
+    if len(names) > _MOST_SOURCES:
+        raise UnusableArguments(
+            f"{len(names):,} sources; at most {_MOST_SOURCES:,}. Name a folder, or queue several jobs."
+        )
+    return [_checked(name) for name in names]
+
+
+def _keys(_: str, name: Any) -> str:
+    if is_any_folder():
+        return str(name)
+    if not isinstance(name, str) or "://" in name:
+        raise UnusableArguments(f"keys must be the name of a file below the import folder, not {name!r:.100}.")
+    return _checked(name)
+
+
+class ImportKind(JobKind):
     """Imports room histories; goes on where it was when it is begun again."""
 
+    name = "import_events"
     help = (
         "Import room histories: sources are files below the import folder, folders of Parquet files there, or a Synapse database "
         "as postgresql:///?service=NAME."
     )
     staging_prefix = PREFIX
-    fields = (
-        JobField("sources", Entry.LINES, "files and folders below the import folder, one a line", required=True),
-        JobField("as_history", Entry.FLAG, "on the backward stream, below everything that is there"),
-        JobField("keys", Entry.TEXT, "file with the keys of servers, which verify signatures; none: they are trusted"),
-    )
-
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``sources``: a list of names; ``as_history``: on the backward stream; ``keys``: the name of a file."""
-        only(arguments, "sources", "as_history", "keys")
-        names = arguments.get("sources")
-        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise UnusableArguments('sources must be a list of names, such as ["rooms.jsonl.gz"].')
-        if len(names) > _MOST_SOURCES:
-            raise UnusableArguments(
-                f"{len(names):,} sources; at most {_MOST_SOURCES:,}. Name a folder, or queue several jobs."
-            )
-        as_history = arguments.get("as_history", False)
-        if not isinstance(as_history, bool):
-            raise UnusableArguments(f"as_history must be true or false, not {as_history!r:.100}.")
-        checked = {"sources": [_checked(name) for name in names], "as_history": as_history}
-        keys = arguments.get("keys")
-        if keys is None:
-            return checked
-        if not isinstance(keys, str) or "://" in keys:
-            raise UnusableArguments(f"keys must be the name of a file below the import folder, not {keys!r:.100}.")
-        return {**checked, "keys": _checked(keys)}
+    arguments = (
+        Argument(
+            "sources", Type.LINES, "file, folder of Parquet files, or postgresql:// URL", typed="PATH", required=True,
+            check=_sources, in_form="files and folders below the import folder, one a line",
+        ),
+        Argument(
+            "as_history", Type.FLAG, "on the backward stream: never new to anybody",
+            in_form="on the backward stream, below everything that is there",
+        ),
+        Argument("resume", Type.FLAG, "continue the import of these that ended early", stored=False),
+        Argument("master", Type.MASTER, "Spark master (default: the setting)", typed="--master URL", stored=False),
+        Argument(
+            "trust_signatures", Type.FLAG, "look at no signature: the sources are trusted (the default)",
+            stored=False, one_of=_SIGNATURES,
+        ),
+        Argument(
+            "keys", Type.TEXT, 'verify signatures: {"SERVER": {"ed25519:ID": "KEY"}}; unsigned events are put aside',
+            typed="--keys FILE", omitted=True, check=_keys, one_of=_SIGNATURES,
+            in_form="file with the keys of servers, which verify signatures; none: they are trusted",
+        ),
+        Argument("json", Type.FLAG, "only the summary line on stdout, no report on stderr", stored=False),
+    )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The same import as the command's."""
@@ -101,8 +119,3 @@ def _opened(name: str) -> str:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UnusableArguments(f"{name!r:.200} leads out of the folder {folder}. Put the file itself there.")
     return str(Path(path))
-
-
-def register_imports() -> None:
-    """Make the kind known, under the command's name."""
-    register("import_events", ImportKind())

@@ -16,6 +16,7 @@ from typing import Any
 
 from django.db import transaction
 
+from events.columns import INSERT_INTO
 from events.declarations import BACKFILL, EVENTS
 from pipeline.importing.staging_tables import OWN_COLUMNS, ROOMY, table_name
 from streams import registry
@@ -38,7 +39,7 @@ def _of_batch(table: str = "") -> str:
 
 #: Taking the rooms is what locks them: whoever comes second finds them here.
 _TAKE_ROOMS = f"""
-INSERT INTO events_room (room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved)
+{INSERT_INTO["events_room"]}
 SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved
 FROM {{result_room}} WHERE {_of_batch()} ORDER BY room_id
 ON CONFLICT (room_id) DO NOTHING RETURNING room_id
@@ -47,32 +48,32 @@ ON CONFLICT (room_id) DO NOTHING RETURNING room_id
 #: The JSON is fetched event by event: a join would be free to read the staged events whole, for every batch of rooms again.
 _PLAIN = (
     f"""
-    INSERT INTO events_eventjson (event_id, room_version, json)
+    {INSERT_INTO["events_eventjson"]}
     SELECT r.event_id, e.room_version, e.json FROM {{result_event}} r
     CROSS JOIN LATERAL (SELECT room_version, json FROM {{event}} staged WHERE staged.seq = r.seq OFFSET 0) e
     WHERE {_of_batch()}
     """,
     f"""
-    INSERT INTO events_eventedge (event_id, prev_event_id)
+    {INSERT_INTO["events_eventedge"]}
     SELECT event_id, unnest(prev_event_ids) FROM {{result_event}} WHERE {_of_batch()} ORDER BY event_id
     """,
     f"""
-    INSERT INTO events_eventauth (event_id, auth_event_ids)
+    {INSERT_INTO["events_eventauth"]}
     SELECT event_id, auth_event_ids FROM {{result_event}} WHERE auth_event_ids IS NOT NULL AND {_of_batch()}
     ORDER BY event_id
     """,
     f"""
-    INSERT INTO events_forwardextremity (event_id, room_id)
+    {INSERT_INTO["events_forwardextremity"]}
     SELECT event_id, room_id
     FROM {{result_forward}} f JOIN {{result_room}} r USING (room_no) WHERE {_of_batch("f")} AND {_of_batch("r")}
     """,
     f"""
-    INSERT INTO events_backwardextremity (room_id, event_id)
+    {INSERT_INTO["events_backwardextremity"]}
     SELECT room_id, event_id
     FROM {{result_backward}} b JOIN {{result_room}} r USING (room_no) WHERE {_of_batch("b")} AND {_of_batch("r")}
     """,
     f"""
-    INSERT INTO events_currentstate (room_id, type, state_key, event_id, membership)
+    {INSERT_INTO["events_currentstate"]}
     SELECT room_id, type, state_key, event_id, membership
     FROM {{result_current}} c JOIN {{result_room}} r USING (room_no) WHERE {_of_batch("c")} AND {_of_batch("r")}
     """,
@@ -91,7 +92,7 @@ _JOIN_AS_WRITTEN = "SET LOCAL join_collapse_limit = 1; SET LOCAL enable_nestloop
 _JOIN_AS_USUAL = "SET LOCAL join_collapse_limit TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT"
 _GROUPS = (
     f"""
-    INSERT INTO state_stategroup (id, room_id, prev_group, chain, hops, keys, rows_to_read)
+    {INSERT_INTO["state_stategroup"]}
     SELECT own.id, r.room_id, prev.id, chain.id, g.hops, g.keys, g.rows_to_read
     FROM {{result_group}} g JOIN {{result_room}} r USING (room_no)
     JOIN import_group own ON own.room_no = g.room_no AND own.number = g.number
@@ -100,7 +101,7 @@ _GROUPS = (
     WHERE {_of_batch("g")} AND {_of_batch("r")}
     """,
     f"""
-    INSERT INTO state_stategroupdelta (chain, state_group, type, state_key, event_id)
+    {INSERT_INTO["state_stategroupdelta"]}
     SELECT chain.id, own.id, d.type, d.state_key, d.event_id
     FROM {{result_group_delta}} d
     JOIN import_group own ON own.room_no = d.room_no AND own.number = d.number
@@ -140,7 +141,7 @@ _ORDERED = (
     WHERE {_of_batch("d")} AND {_of_batch("r")} ORDER BY o.stream_ordering
     """,
     f"""
-    INSERT INTO events_eventvisibility (room_id, user_id, kind, first, last)
+    {INSERT_INTO["events_eventvisibility"]}
     SELECT r.room_id, v.user_id, v.kind, first.stream_ordering, last.stream_ordering
     FROM {{result_visibility}} v JOIN {{result_room}} r USING (room_no)
     JOIN import_ordering first ON first.room_no = v.room_no AND first.index = v.first
@@ -154,7 +155,7 @@ _ORDERED = (
 )
 #: Of the few events that stand on a backward extremity; it looks into tables that hold the whole site.
 _GAPS = f"""
-INSERT INTO events_timelinegap (room_id, stream_ordering, instance_name)
+{INSERT_INTO["events_timelinegap"]}
 SELECT DISTINCT r.room_id, min(e.stream_ordering), %(writer)s
 FROM {{result_backward}} b JOIN {{result_room}} r USING (room_no)
 JOIN events_eventedge edge ON edge.prev_event_id = b.event_id

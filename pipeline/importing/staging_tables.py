@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg2
 
-from events.history.rows import EVENT_COLUMNS
+from events.columns import EVENT_COLUMNS
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ RESULT_TABLES = (
     ),
     _table("result_visibility", room_no="bigint", user_id="text", kind="text", first="bigint", last="bigint"),
 )
-"""What follows from ``RoomResult``, by table; ``index`` and ``number`` are the room's own until IDs are reserved.
+"""What follows from a room's history, by table; ``index`` and ``number`` are the room's own until IDs are reserved.
 
 Of events there is everything but the JSON: prev events but of outliers, auth events of state events.
 """

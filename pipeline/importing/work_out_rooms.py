@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
+from events.columns import EVENT_COLUMNS
 from events.errors import HistoryError
-from events.history.rows import EVENT_COLUMNS, EVENTS_PER_CHUNK, EventPart, RoomHistory
+from events.history.rows import EVENTS_PER_CHUNK, EventPart, RoomHistory
 from pipeline.importing.packed_events import Unpacker
 from pipeline.importing.staged_room import PlacedEvents, RoomEvents, StagedEvents
 from pipeline.importing.staging_tables import (

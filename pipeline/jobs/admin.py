@@ -23,6 +23,7 @@ from django.utils.safestring import SafeString
 from events.errors import EventsError
 from pipeline import models
 from pipeline.errors import PipelineError
+from pipeline.jobs.arguments import DRY_RUN
 from pipeline.jobs.forms import JobForm, job_form
 from pipeline.jobs.rows import CancelOutcome, cancel_job, killed_jobs
 from pipeline.jobs.run import check_arguments, job_kinds, queue_job
@@ -31,16 +32,14 @@ from streams.admin.base import ReadOnlyAdmin
 from streams.conf import stream_settings
 from streams.db.clock import database_now
 from streams.runtime.moments import moment_text
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["FRESH_SECONDS", "JobAdmin"]
 
-DRY_RUN, MASTER = "dry_run", "master"
+MASTER = "master"
 QUEUE, CARRY_OUT, CANCEL = "pipeline.queue_job", "pipeline.carry_out_job", "pipeline.cancel_job"
 #: The figures of a dry run that ended longer ago are confirmed no more.
 FRESH_SECONDS = 3600.0
-#: A kind without dry run that changes nothing says so by an attribute of this name.
-_CHANGES_NOTHING = "changes_nothing"
 
 
 @admin.register(models.Job)
@@ -123,7 +122,7 @@ class JobAdmin(ReadOnlyAdmin):
             return self._page(request, "jobs/queue.html", title=f"Queue {name}", form=form, about=kinds[name].help)
         if DRY_RUN in arguments:
             return self._queue(request, name, arguments | {DRY_RUN: True})
-        if getattr(kinds[name], _CHANGES_NOTHING, False):
+        if kinds[name].changes_nothing:
             return self._queue(request, name, arguments)
         return self._queue_what_changes(request, name, arguments)
 

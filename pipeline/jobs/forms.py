@@ -1,8 +1,8 @@
 """Forms for the arguments of jobs: one for each kind, so that nobody has to write JSON to queue a purge.
 
-Empty fields are left out: the kind's own check fills in defaults and says what is unusable. A kind
-says its ``fields``; without them its arguments are written as JSON. ``dry_run`` is no field: whether a
-job is a dry run is decided where it is queued.
+Empty fields are left out: the kind's check fills in defaults and says what is unusable. A kind that
+declares no ``arguments`` takes JSON. ``dry_run`` is no field: whether a job is a dry run is decided
+where it is queued.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from django import forms
 
-from pipeline.jobs.fields import Entry, JobField
+from pipeline.jobs.arguments import DRY_RUN, Argument, Type
 from pipeline.jobs.run import job_kinds
 
 __all__ = ["ARGUMENTS", "JobForm", "job_form"]
@@ -28,14 +28,15 @@ _LONGEST_NAME = 1_000
 class JobForm(forms.Form):
     """The arguments of one kind."""
 
-    job_fields: tuple[JobField, ...] | None = None
+    job_fields: list[Argument] | None = None
 
     def job_arguments(self) -> dict[str, Any]:
         """What was entered, as the kind takes it; raises ``ValueError`` for JSON that is none."""
         if self.job_fields is None:
             return _object(self.cleaned_data[ARGUMENTS])
-        found = {field: _VALUES[field.entry](self.cleaned_data[field.name]) for field in self.job_fields}
-        return {field.name: value for field, value in found.items() if not _is_empty(field, value)}
+        entered = [(one, self.cleaned_data[one.name]) for one in self.job_fields]
+        found = [(one, _VALUES[one.type](value) if one.type in _VALUES else value) for one, value in entered]
+        return {one.name: value for one, value in found if not _is_empty(one, value)}
 
     def refuse(self, reason: str) -> None:
         """Say what is wrong beside the field that the reason begins with, as far as there is one."""
@@ -45,82 +46,85 @@ class JobForm(forms.Form):
 
 def job_form(kind: str) -> type[JobForm]:
     """The form of a kind; raises ``KeyError`` when there is no such kind."""
-    fields: tuple[JobField, ...] | None = getattr(job_kinds()[kind], "fields", None)
-    if fields is None:
+    arguments = job_kinds()[kind].arguments
+    if arguments is None:
+        fields = None
         area = forms.Textarea(attrs={"rows": 4, "spellcheck": "false"})
         text = 'as JSON, such as {"dry_run": true}; empty: the defaults'
         made: dict[str, forms.Field] = {
             ARGUMENTS: forms.CharField(required=False, max_length=_MOST_OF_TEXT, widget=area, help_text=text)
         }
     else:
-        made = {field.name: _MAKERS[field.entry](field) for field in fields}
+        fields = [one for one in arguments if one.stored and one.name != DRY_RUN]
+        made = {one.name: _FIELDS.get(one.type, _text)(one) for one in fields}
     return type("FormOfJob", (JobForm,), {**made, "job_fields": fields})
 
 
-def _common(field: JobField) -> dict[str, Any]:
-    return {"required": field.required, "help_text": field.help, "label": field.name.replace("_", " ")}
+def _common(one: Argument) -> dict[str, Any]:
+    return {"required": one.required, "help_text": one.in_form or one.help, "label": one.name.replace("_", " ")}
 
 
-def _lines(field: JobField) -> forms.Field:
+def _text(one: Argument) -> forms.Field:
+    return forms.CharField(**_common(one), max_length=_LONGEST_NAME)
+
+
+def _lines(one: Argument) -> forms.Field:
     area = forms.Textarea(attrs={"rows": 3, "spellcheck": "false"})
-    return forms.CharField(**_common(field), max_length=_MOST_OF_TEXT, widget=area)
+    return forms.CharField(**_common(one), max_length=_MOST_OF_TEXT, widget=area)
 
 
-def _choice(field: JobField) -> forms.Field:
-    return forms.ChoiceField(**_common(field), choices=[(one, one) for one in field.choices])
+def _number(one: Argument) -> forms.Field:
+    return forms.FloatField(**_common(one))
 
 
-def _choices(field: JobField) -> forms.Field:
-    return forms.MultipleChoiceField(**_common(field), choices=[(one, one) for one in field.choices])
+def _choice(one: Argument) -> forms.Field:
+    many = forms.MultipleChoiceField if one.type is Type.CHOICES else forms.ChoiceField
+    return many(**_common(one), choices=[(each, each) for each in one.choices])
 
 
-def _moment(field: JobField) -> forms.Field:
+def _moment(one: Argument) -> forms.Field:
     return forms.DateTimeField(
-        **_common(field), widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
+        **_common(one), widget=forms.DateTimeInput(attrs={"type": "datetime-local", "step": "1"})
     )
 
 
-def _whether(field: JobField) -> forms.Field:
+def _whether(one: Argument) -> forms.Field:
     return forms.NullBooleanField(
-        **_common(field), widget=forms.Select(choices=[("", "as it suits"), ("true", "yes"), ("false", "no")])
+        **_common(one), widget=forms.Select(choices=[("", "as it suits"), ("true", "yes"), ("false", "no")])
     )
 
 
-_MAKERS: Mapping[Entry, Callable[[JobField], forms.Field]] = {
-    Entry.TEXT: lambda field: forms.CharField(**_common(field), max_length=_LONGEST_NAME),
-    Entry.LINES: _lines,
-    Entry.NUMBER: lambda field: forms.FloatField(**_common(field)),
-    Entry.FLAG: lambda field: forms.BooleanField(**_common(field)),
-    Entry.CHOICE: _choice,
-    Entry.CHOICES: _choices,
-    Entry.MOMENT: _moment,
-    Entry.DAY: lambda field: forms.DateField(**_common(field), widget=forms.DateInput(attrs={"type": "date"})),
-    Entry.WHETHER: _whether,
+_FIELDS: Mapping[Type, Callable[[Argument], forms.Field]] = {
+    Type.LINES: _lines,
+    Type.NUMBER: _number,
+    Type.WHOLE: _number,
+    Type.FLAG: lambda one: forms.BooleanField(**_common(one)),
+    Type.CHOICE: _choice,
+    Type.CHOICES: _choice,
+    Type.MOMENT: _moment,
+    Type.DAY: lambda one: forms.DateField(**_common(one), widget=forms.DateInput(attrs={"type": "date"})),
+    Type.WHETHER: _whether,
 }
 
 
-def _is_empty(field: JobField, value: Any) -> bool:
-    return value in (None, "", []) or (field.entry is Entry.FLAG and not value)
+def _is_empty(one: Argument, value: Any) -> bool:
+    return value in (None, "", []) or (one.type is Type.FLAG and not value)
 
 
 def _milliseconds(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.astimezone(UTC).timestamp() * 1000)
 
 
-def _number(value: float | None) -> float | int | None:
+def _whole(value: float | None) -> float | int | None:
     return int(value) if value is not None and value == int(value) else value
 
 
-_VALUES: Mapping[Entry, Callable[[Any], Any]] = {
-    Entry.TEXT: lambda text: text,
-    Entry.LINES: lambda text: [line.strip() for line in text.splitlines() if line.strip()],
-    Entry.NUMBER: _number,
-    Entry.FLAG: bool,
-    Entry.CHOICE: lambda text: text,
-    Entry.CHOICES: list,
-    Entry.MOMENT: _milliseconds,
-    Entry.DAY: lambda day: None if day is None else day.isoformat(),
-    Entry.WHETHER: lambda value: value,
+_VALUES: Mapping[Type, Callable[[Any], Any]] = {
+    Type.LINES: lambda text: [line.strip() for line in text.splitlines() if line.strip()],
+    Type.NUMBER: _whole,
+    Type.WHOLE: _whole,
+    Type.MOMENT: _milliseconds,
+    Type.DAY: lambda day: None if day is None else day.isoformat(),
 }
 
 

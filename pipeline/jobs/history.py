@@ -58,7 +58,7 @@ def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = la
 
 def _due(cursor: Any) -> Iterator[int]:
     settings = pipeline_settings()
-    prefixes = [kind.staging_prefix for kind in job_kinds().values() if hasattr(kind, "staging_prefix")]
+    prefixes = [kind.staging_prefix for kind in job_kinds().values() if kind.staging_prefix]
     after = 0
     while True:
         names = {

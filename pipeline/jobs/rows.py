@@ -32,8 +32,6 @@ __all__ = [
     "close_killed",
     "end_cancelled_job",
     "end_run",
-    "fail_job",
-    "finish_job",
     "hold_lock",
     "killed_jobs",
     "resumable_job",
@@ -187,16 +185,6 @@ def end_run(job: Job, using: str, **values: Any) -> bool:
     """Write into the row how this run of the job ended; False when the job is somebody else's by now, and nothing was written."""
     own = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING, host=job.host, process_id=job.process_id)
     return bool(own.filter(attempts=job.attempts).update(updated_at=Now(), **values))
-
-
-def finish_job(job: int, summary: Mapping[str, Any], using: str) -> None:
-    """The job is done."""
-    show_progress(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="")
-
-
-def fail_job(job: int, error: str, using: str) -> None:
-    """The job ended early; it can be resumed."""
-    show_progress(job, using, state=JobState.FAILED, error=error[:2000], finished_at=Now())
 
 
 def killed_jobs(using: str) -> set[int]:

@@ -12,16 +12,17 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, runtime_checkable
+from typing import TYPE_CHECKING, Any, TextIO
 
 from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.db.models import F
 from django.db.models.functions import Now
 
 from pipeline.errors import CarriedOut, JobCancelled, JobInterrupted, JobLost, QueueFull, UnknownKind, UnusableArguments
+from pipeline.jobs.arguments import DRY_RUN, Argument
 from pipeline.jobs.counts import count_rows
 from pipeline.jobs.progress import Progress
 from pipeline.jobs.rows import (
@@ -52,7 +53,6 @@ __all__ = [
     "JobKind",
     "JobRun",
     "Keeper",
-    "LookingKind",
     "carry_out",
     "check_arguments",
     "job_kinds",
@@ -73,32 +73,59 @@ _WHY: Mapping[type[BaseException], str] = {
 }
 
 
-class JobKind(Protocol):
-    """A kind of job. Its name is what a person reads: ``censor``, ``purge history``."""
+class JobKind:
+    """A kind of job: what it takes, what it would do, what it does. Command, form and check are made of its ``arguments``."""
 
-    help: str
+    name = ""
+    """What a person reads: ``censor``, ``purge history``."""
+    help = ""
+    arguments: Sequence[Argument] | None = ()
+    """Null: JSON of any form, which `check` looks at."""
+    changes_nothing = False
+    staging_prefix: str | None = None
+    """Tables of a job have this prefix and its number; while there are any the job's row stays."""
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments with all defaults filled in; raises ``UnusableArguments``. Reads nothing."""
+    def check(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the arguments with all defaults filled in; raises ``UnusableArguments``. Asks no database."""
+        known = [one for one in self.arguments or () if one.stored]
+        if unknown := sorted(set(given) - {one.name for one in known}):
+            names = ", ".join(one.name for one in known) or "none"
+            raise UnusableArguments(f"Unknown arguments: {', '.join(map(str, unknown))}. There are: {names}.")
+        checked = {one.name: one.value(given) for one in known}
+        self.check_together(checked)
+        return {one.name: checked[one.name] for one in known if not one.omitted or checked[one.name] is not None}
 
-    def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Do the work; returns the summary, as JSON can hold it."""
-
-
-@runtime_checkable
-class LookingKind(JobKind, Protocol):
-    """A kind that looks into the database before there is a job: what is mistyped shall not be a job that failed."""
+    def check_together(self, checked: dict[str, Any]) -> None:
+        """Raises ``UnusableArguments`` for arguments that do not go together; may fill in what follows from others."""
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Raises for checked arguments what ``run`` would raise at once. Changes nothing."""
+        """Raises for checked arguments what the work would raise at once: what is mistyped shall not be a job that failed.
+
+        Changes nothing.
+        """
+
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """The dry run: changes nothing; returns the summary that `run` would."""
+        raise NotImplementedError(f"{self.name} takes no {DRY_RUN}.")
+
+    def run(self, run: JobRun) -> Mapping[str, Any]:
+        """Does the work; returns the summary, as JSON can hold it."""
+        raise NotImplementedError(self.name)
+
+    def lines(self, summary: Mapping[str, Any]) -> Iterable[str]:
+        """Returns the summary for a person."""
+        return [json.dumps(summary)]
+
+    def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """Raises ``UnusableArguments`` for names that the work has not found, ``PipelineError`` for what it left wrong."""
 
 
 _kinds: dict[str, JobKind] = {}
 
 
-def register(name: str, kind: JobKind) -> None:
-    """Make a kind known, while Django loads the room that has it."""
-    _kinds[name] = kind
+def register(*kinds: JobKind) -> None:
+    """Make kinds known, while Django loads the room that has them."""
+    _kinds.update({kind.name: kind for kind in kinds})
 
 
 def job_kinds() -> Mapping[str, JobKind]:
@@ -115,12 +142,11 @@ def _kind(name: str) -> JobKind:
 def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapping[str, Any]:
     """The arguments with all defaults, as a job of this kind has them.
 
-    Raises ``UnknownKind``, ``UnusableArguments``, and what a ``LookingKind`` finds wrong.
+    Raises ``UnknownKind``, ``UnusableArguments``, and what the kind's `look` does.
     """
     kind = _kind(name)
     checked = kind.check(arguments)
-    if isinstance(kind, LookingKind):
-        kind.look(checked, using)
+    kind.look(checked, using)
     return checked
 
 
@@ -160,6 +186,7 @@ class JobRun:
         if not isinstance(job.arguments, dict):
             raise UnusableArguments(f"The arguments of job {job.pk} are no JSON object. Queue another one.")
         self.id = job.pk
+        self.kind: str = job.kind
         self.arguments: Mapping[str, Any] = job.arguments
         self.using = using
         self._keeper = keeper or Keeper()
@@ -226,6 +253,9 @@ class JobRun:
         show_progress(self.id, self.using, stage=stage, done=done, total=total, rate=rate, unit=self._unit)
 
 
+Work = Callable[[JobRun], Mapping[str, Any]]
+
+
 def run_job(
     name: str,
     arguments: Mapping[str, Any],
@@ -233,8 +263,11 @@ def run_job(
     stream: TextIO | None = None,
     *,
     resume: bool = False,
+    work: Work | None = None,
 ) -> Mapping[str, Any]:
-    """Run a job now, in this process; returns its summary. ``resume``: the newest that ended early with these arguments, if any.
+    """Run a job now, in this process; returns its summary. ``work``: in place of the kind's.
+
+    ``resume``: the newest that ended early with these arguments, if any.
 
     Raises what ``check_arguments`` does; then ``JobCancelled`` and what the work raises, which the row tells as well.
     """
@@ -243,7 +276,7 @@ def run_job(
     with hold_lock(alias) as lock:
         ended = resumable_job(lock, name, checked, alias) if resume else None
         job = ended or begin_job(lock, name, checked, alias)
-        summary = carry_out(job, alias, stream or sys.stderr, keeper=Keeper(lock))
+        summary = carry_out(job, alias, stream or sys.stderr, work, Keeper(lock))
         close_killed(lock, alias, kind=name, arguments=dict(checked))  # their work is done now
         return summary
 
@@ -279,7 +312,9 @@ def _queued(job: Job, using: str) -> Job:
     return job
 
 
-Work = Callable[[JobRun], Mapping[str, Any]]
+def _work(run: JobRun) -> Mapping[str, Any]:
+    kind = _kind(run.kind)
+    return kind.plan(run) if run.arguments.get(DRY_RUN) else kind.run(run)
 
 
 def carry_out(
@@ -293,7 +328,7 @@ def carry_out(
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
     try:
         with past_pooler(using):
-            summary = (work or _kind(job.kind).run)(JobRun(job, using, stream, keeper))
+            summary = (work or _work)(JobRun(job, using, stream, keeper))
     except JobCancelled as error:
         end_cancelled_job(job.pk, using)
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))

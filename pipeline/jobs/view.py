@@ -12,7 +12,7 @@ from pipeline.errors import UnknownJob
 from pipeline.jobs.rows import killed_jobs
 from pipeline.models import Job, JobState
 from streams.db.clock import database_now
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["Figure", "JobView", "figures_of", "job_view", "job_views", "progress_text", "view_of"]
 

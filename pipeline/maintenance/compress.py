@@ -14,49 +14,67 @@ from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
 from events.maintenance.group_compaction import RoomCompression, group_rows
 from events.maintenance.group_gc import rooms_with_groups
 from events.maintenance.purge_history import only_purge
-from pipeline.errors import JobCancelled, UnusableArguments
-from pipeline.jobs.fields import ROOMS_FIELD, Entry, JobField
-from pipeline.jobs.kinds import flag, only
-from pipeline.jobs.run import Count, JobRun, register
+from pipeline.errors import JobCancelled, PipelineError, UnusableArguments
+from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
+from pipeline.jobs.run import Count, JobKind, JobRun
 from pipeline.jobs.throttle import resting
 from state.groups.compaction import WrittenRows
 
-__all__ = ["COMPRESS_STATE", "LEAST_SAVING", "CompressStateKind", "compression_lines", "register_compression"]
+__all__ = ["CompressStateKind"]
 
-COMPRESS_STATE = "compress state"
-LEAST_SAVING = 5.0
+_LEAST_SAVING = 5.0
 """Percent of its rows that a room has to save, unless told otherwise: events are rewritten for it."""
 _MOST_LISTED = 100
 
 
-class CompressStateKind:
+class CompressStateKind(JobKind):
     """Rewrites state groups."""
 
+    name = "compress state"
     help = (
         "Rewrite the state groups of rooms to as few rows as they need; rooms that would not shrink stay as they are."
     )
-    fields = (
-        ROOMS_FIELD,
-        JobField("least_saving", Entry.NUMBER, "percent of a room's rows; rooms that would save less stay as they are"),
-    )
+    arguments = (
+        ROOMS,
+        ALL_ROOMS,
+        Argument(
+            "least_saving", Type.NUMBER, f"leave rooms that would save less of their rows (default: {_LEAST_SAVING:g})",
+            typed="--least-saving PERCENT", bounds=(0, 100), default=_LEAST_SAVING,
+            in_form="percent of a room's rows; rooms that would save less stay as they are",
+        ),
+        dry_run("only say how much would be saved"),
+        JSON,
+    )  # fmt: skip
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``rooms``: these only (all, if left out); ``least_saving``: percent of a room's rows; ``dry_run``: only plan."""
-        only(arguments, "rooms", "least_saving", "dry_run")
-        rooms, least = arguments.get("rooms"), arguments.get("least_saving", LEAST_SAVING)
-        if rooms is not None and not (isinstance(rooms, list) and all(isinstance(one, str) for one in rooms)):
-            raise UnusableArguments("rooms must be a list of room IDs.")
-        if isinstance(least, bool) or not isinstance(least, int | float) or not 0 <= least <= 100:
-            raise UnusableArguments(f"least_saving must be a number from 0 to 100, not {least!r:.100}.")
-        return {"rooms": rooms, "least_saving": least, "dry_run": flag(arguments, "dry_run")}
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """What rooms would save."""
+        return _Rooms(run).compress()
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Room by room; the summary has rows before and after, of the rooms that shrank."""
         return _Rooms(run).compress()
 
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        verb = "would shrink" if summary["dry_run"] else "shrank"
+        before, after = summary["rows"]
+        yield (
+            f"{summary['compressed']} of {summary['rooms']} rooms {verb}: {before:,} -> {after:,} rows; "
+            f"{summary['skipped']} would not shrink enough"
+        )
+        for room_id in summary["busy"]:
+            yield f"{room_id} is being purged, or compressed, already; left as it is"
+        yield from summary["failed"].values()
+
+    def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """Rooms that are not here, and such as were left."""
+        if summary["unknown"] and arguments["rooms"]:
+            raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
+        if left := len(summary["failed"]) + len(summary["busy"]):
+            raise PipelineError(f"compress_state: {left} rooms were left as they are.")
+
 
 class _Rooms:
-    """One run over some rooms."""
+    """One run over some rooms, dry or not."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
@@ -148,21 +166,3 @@ def _sum(one: WrittenRows, other: WrittenRows) -> WrittenRows:
 
 def _figures(rows: WrittenRows) -> dict[str, int]:
     return {"state_stategroup": rows.groups, "state_stategroupdelta": rows.deltas}
-
-
-def compression_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """The outcome for a person."""
-    verb = "would shrink" if summary["dry_run"] else "shrank"
-    before, after = summary["rows"]
-    yield (
-        f"{summary['compressed']} of {summary['rooms']} rooms {verb}: {before:,} -> {after:,} rows; "
-        f"{summary['skipped']} would not shrink enough"
-    )
-    for room_id in summary["busy"]:
-        yield f"{room_id} is being purged, or compressed, already; left as it is"
-    yield from summary["failed"].values()
-
-
-def register_compression() -> None:
-    """Make the kind known."""
-    register(COMPRESS_STATE, CompressStateKind())

@@ -1,4 +1,4 @@
-"""``purge history``, ``purge orphans`` and ``purge retention`` as jobs (``pipeline.maintenance.purge_command`` are the commands).
+"""``purge history``, ``purge orphans`` and ``purge retention`` as jobs (``pipeline.maintenance.subjects`` has the commands).
 
 The work is done in ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``; here it is a row with progress and
 figures before and after. After each transaction the job rests longer than that took (``pipeline.jobs.throttle``).
@@ -7,7 +7,8 @@ figures before and after. After each transaction the job rests longer than that 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from events.errors import PurgeRefused
@@ -22,69 +23,59 @@ from events.maintenance.purge_history import (
     room_figures,
 )
 from events.maintenance.retention import retention_cuts
-from pipeline.archive.cut import CUTS, check_cut, depth_of_cut
-from pipeline.archive.kind import ARCHIVE_NAMES, archive_first, check_archive
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.fields import ARCHIVE_FIELDS, CUT_FIELDS, DELETE_LOCAL_FIELD, ROOM_FIELD, Entry, JobField
-from pipeline.jobs.kinds import flag, only
-from pipeline.jobs.run import JobRun
+from pipeline.archive.cut import check_cut, cut_arguments, depth_of_cut
+from pipeline.archive.kind import ARCHIVE, archive_first, check_archive
+from pipeline.jobs.arguments import JSON, ROOM, YES, Argument, Type, dry_run
+from pipeline.jobs.run import JobKind, JobRun
 from pipeline.jobs.throttle import resting
 from pipeline.maintenance.purge_words import history_words
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
-__all__ = [
-    "HISTORY",
-    "ORPHANS",
-    "RETENTION",
-    "PurgeHistoryKind",
-    "PurgeOrphansKind",
-    "PurgeRetentionKind",
-    "purge_groups",
-]
-
-HISTORY, ORPHANS, RETENTION = "purge history", "purge orphans", "purge retention"
+__all__ = ["PurgeHistoryKind", "PurgeOrphansKind", "PurgeRetentionKind", "purge_groups", "table_lines"]
 
 
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
-class PurgeHistoryKind:
+class PurgeHistoryKind(JobKind):
     """Purges a room's history below an event, a time or a token."""
 
+    name = "purge history"
     help = "Delete a room's messages below an event, a time or a token, and the state groups that nothing needs then."
-    fields = (ROOM_FIELD, *CUT_FIELDS, DELETE_LOCAL_FIELD, *ARCHIVE_FIELDS)
+    arguments = (
+        ROOM,
+        *cut_arguments(required=True),
+        Argument("delete_local", Type.FLAG, "messages of this server go, too"),
+        *ARCHIVE,
+        dry_run("only say what would be deleted"),
+        YES,
+        JSON,
+    )
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``room``; one of ``before`` (event), ``before_time``, ``before_token``; ``delete_local``, ``dry_run``.
-
-        ``before_time``: milliseconds, or text as ``streams.runtime.moments`` takes it.
-
-        ``archive``: a folder, for what is going to be deleted; ``spark`` and ``master`` as in ``archive``.
-        """
-        only(arguments, "room", *CUTS, "delete_local", "dry_run", *ARCHIVE_NAMES)
-        room = arguments.get("room")
-        if not isinstance(room, str) or not room:
-            raise UnusableArguments("room must be the ID of a room.")
-        flags = {name: flag(arguments, name) for name in ("delete_local", "dry_run")}
-        return {"room": room, **check_cut(arguments), **flags, **check_archive(arguments)}
+    def check_together(self, checked: dict[str, Any]) -> None:
+        """One cut, and options of an archive with one only."""
+        check_cut(checked)
+        check_archive(checked)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
         """The room and the cut are here."""
         depth_of_cut(arguments, using)
 
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """What would go."""
+        return self._purge(run, _foresee)
+
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Events first, then state groups."""
+        return self._purge(run, _carry_out)
+
+    def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:
         told, using = run.arguments, run.using
         request = PurgeRequest(told["room"], depth_of_cut(told, using) or 0, told["delete_local"], using)
         with only_purge(request.room_id, using):
             before = room_figures(request.room_id, using)
             run.note_before(before)
-            archived: dict[str, Any] = {}
-            if told["archive"] is not None and not told["dry_run"]:
-                count_purged(request)  # a purge that is refused writes no archive
-                request, archived = archive_first(run, request)
-            purge = _foresee if told["dry_run"] else _carry_out
-            events, groups, after = purge(run, request, before)
+            events, groups, after, archived = purge(run, request, before)
             run.note_after(after)
         folder = archived["archive"]["folder"] if archived else None
         words = history_words(told, events.deleted, events.became_outliers, folder)
@@ -104,23 +95,53 @@ class PurgeHistoryKind:
             **archived,
         }
 
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        yield from table_lines(summary)
+        yield from _left(summary)
 
-Outcome = tuple[HistoryPurged, GroupsPurged, Mapping[str, int]]
+
+def table_lines(summary: Mapping[str, Any]) -> Iterator[str]:
+    """What a purge of a room did, its archive and its tables."""
+    yield f"{printable(summary['room_id'])}: {summary['words']}"
+    if "archive" in summary:
+        yield f"archived in {summary['archive']['folder']}: {summary['archive']['events']} events"
+    for table, (before, after) in summary["tables"].items():
+        yield f"{table}: {before} -> {after} rows"
+
+
+def _left(summary: Mapping[str, Any]) -> Iterator[str]:
+    if summary["state_groups_left"]:
+        yield f"{summary['state_groups_left']} state groups came into use meanwhile and stay"
+
+
+def _verb(summary: Mapping[str, Any]) -> str:
+    return "would be deleted" if summary["dry_run"] else "deleted"
+
+
+Outcome = tuple[HistoryPurged, GroupsPurged, Mapping[str, int], dict[str, Any]]
+"""Events, state groups, figures afterwards, and the facts of the archive."""
+Purge = Callable[[JobRun, PurgeRequest, Mapping[str, int]], Outcome]
 
 
 def _foresee(run: JobRun, request: PurgeRequest, before: Mapping[str, int]) -> Outcome:
     events, changed = foresee_history(request)
     groups = GroupPurge(request.room_id, run.using, plan_groups(request.room_id, run.using, request.cut)).foresee()
-    return events, groups, {**before, **changed, **_groups_after(before, groups)}
+    return events, groups, {**before, **changed, **_groups_after(before, groups)}, {}
 
 
-def _carry_out(run: JobRun, request: PurgeRequest, before: Mapping[str, int]) -> Outcome:
-    events = HistoryPurged()
-    with run.stage("events", count_purged(request), "events") as count:
+def _carry_out(
+    run: JobRun, request: PurgeRequest, before: Mapping[str, int], *, archives_nothing: bool = True
+) -> Outcome:
+    events, archived = HistoryPurged(), dict[str, Any]()
+    to_purge = count_purged(request)  # a purge that is refused writes no archive
+    if run.arguments["archive"] is not None and (to_purge or archives_nothing):
+        request, archived = archive_first(run, request)
+        to_purge = count_purged(request)
+    with run.stage("events", to_purge, "events") as count:
         for events in resting(purge_events(request)):
             count.add(events.deleted + events.became_outliers - count())
     groups = purge_groups(run, [request.room_id])
-    return events, groups, room_figures(request.room_id, run.using)
+    return events, groups, room_figures(request.room_id, run.using), archived
 
 
 def purge_groups(run: JobRun, room_ids: Iterable[str]) -> GroupsPurged:
@@ -151,32 +172,44 @@ def _groups_after(before: Mapping[str, int], groups: GroupsPurged) -> dict[str, 
 # --- orphans ----------------------------------------------------------------------------------------------------------
 
 
-class PurgeOrphansKind:
+class PurgeOrphansKind(JobKind):
     """Deletes state groups that nothing needs."""
 
+    name = "purge orphans"
     help = "Delete the state groups that no event needs, of one room or of all; never stores more rows than before."
-    fields = (JobField("room", Entry.TEXT, "its ID; none: all rooms"),)
+    arguments = (
+        Argument(
+            "room", Type.TEXT, "of this room only", typed="--room ROOM", must="the ID of a room",
+            in_form="its ID; none: all rooms",
+        ),
+        dry_run("only say how much would be deleted"),
+        JSON,
+    )  # fmt: skip
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``room``: this one only; ``dry_run``: only count."""
-        only(arguments, "room", "dry_run")
-        room = arguments.get("room")
-        if room is not None and not isinstance(room, str):
-            raise UnusableArguments("room must be the ID of a room.")
-        return {"room": room, "dry_run": flag(arguments, "dry_run")}
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """What would go."""
+
+        def foresee(room_id: str) -> GroupsPurged:
+            return GroupPurge(room_id, run.using, plan_groups(room_id, run.using)).foresee()
+
+        return self._purge(run, foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Room by room."""
-        told, using = run.arguments, run.using
-        rooms = [told["room"]] if told["room"] is not None else rooms_with_groups(using)
+
+        def purge(room_id: str) -> GroupsPurged:
+            with only_purge(room_id, run.using):  # an archive that is going back in has groups that no event has yet
+                return purge_groups(run, [room_id])
+
+        return self._purge(run, purge)
+
+    def _purge(self, run: JobRun, purge: Callable[[str], GroupsPurged]) -> Mapping[str, Any]:
+        told = run.arguments
+        rooms = [told["room"]] if told["room"] is not None else rooms_with_groups(run.using)
         done, busy = GroupsPurged(), list[str]()
         for room_id in rooms:
-            if told["dry_run"]:
-                _add(done, GroupPurge(room_id, using, plan_groups(room_id, using)).foresee())
-                continue
             try:
-                with only_purge(room_id, using):  # an archive that is going back in has groups that no event has yet
-                    _add(done, purge_groups(run, [room_id]))
+                _add(done, purge(room_id))
             except PurgeRefused:
                 busy.append(room_id)
         return {
@@ -188,46 +221,65 @@ class PurgeOrphansKind:
             "busy": busy[:100],
         }
 
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        yield (
+            f"{summary['rooms']} rooms: {summary['state_groups_deleted']} state groups and {summary['state_rows_deleted']} "
+            f"of their rows {_verb(summary)}"
+        )
+        yield from _left(summary)
+
 
 # --- retention --------------------------------------------------------------------------------------------------------
 
 
-class PurgeRetentionKind:
+class PurgeRetentionKind(JobKind):
     """Purges what rooms have kept for long enough."""
 
+    name = "purge retention"
     help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
-    fields = ARCHIVE_FIELDS
+    arguments = (*ARCHIVE, dry_run("only say how much would be deleted"), JSON)
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``dry_run``: only count; ``archive``: a folder for what is going to be deleted; ``spark`` and ``master`` for that."""
-        only(arguments, "dry_run", *ARCHIVE_NAMES)
-        return {"dry_run": flag(arguments, "dry_run"), **check_archive(arguments)}
+    def check_together(self, checked: dict[str, Any]) -> None:
+        """Options of an archive with one only."""
+        check_archive(checked)
+
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """What would go."""
+        return self._purge(run, _foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """Room by room; one that is being purged already is left for the next time."""
-        dry, rooms, busy = run.arguments["dry_run"], 0, list[str]()
+        return self._purge(run, partial(_carry_out, archives_nothing=False))
+
+    def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:
+        rooms, busy = 0, list[str]()
         deleted = outliers = groups = 0
         for room_id, cut in retention_cuts(time.time_ns() // 1_000_000, run.using):
             request = PurgeRequest(room_id, cut, delete_local=True, using=run.using)
             try:
                 with only_purge(room_id, run.using):
-                    if run.arguments["archive"] is not None and not dry and count_purged(request):
-                        request, _ = archive_first(run, request)
-                    events, gone, _ = (_foresee if dry else _carry_out)(run, request, room_figures(room_id, run.using))
+                    events, gone, _, _ = purge(run, request, room_figures(room_id, run.using))
             except PurgeRefused:
                 busy.append(room_id)
                 continue
             rooms += bool(events.deleted or events.became_outliers)
-            deleted, outliers, groups = (
-                deleted + events.deleted,
-                outliers + events.became_outliers,
-                groups + gone.groups,
-            )
+            deleted += events.deleted
+            outliers += events.became_outliers
+            groups += gone.groups
         return {
             "rooms": rooms,
-            "dry_run": dry,
+            "dry_run": run.arguments["dry_run"],
             "deleted": deleted,
             "became_outliers": outliers,
             "state_groups_deleted": groups,
             "busy": busy[:100],
         }
+
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        verb = _verb(summary)
+        yield (
+            f"{summary['rooms']} rooms: {summary['deleted']} events {verb}, {summary['became_outliers']} kept as outliers, "
+            f"{summary['state_groups_deleted']} state groups {verb}"
+        )
+        for room_id in summary["busy"]:
+            yield f"{room_id} is being purged already, or may not be cut; left as it is"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,55 +10,64 @@ from typing import Any
 from events.errors import PurgeRefused
 from events.maintenance.purge_history import only_purge
 from events.maintenance.purge_room import RoomPurge, is_purging
-from pipeline.archive.kind import ARCHIVE_NAMES, archive_facts, check_archive
+from pipeline.archive.kind import ARCHIVE, archive_facts, check_archive
 from pipeline.archive.write import ArchiveRequest, archive_room
-from pipeline.errors import UnusableArguments
-from pipeline.jobs.fields import ARCHIVE_FIELDS, ROOM_FIELD, Entry, JobField
-from pipeline.jobs.kinds import flag, only
-from pipeline.jobs.run import JobRun
+from pipeline.jobs.arguments import JSON, ROOM, YES, Argument, OneOf, Type, dry_run
+from pipeline.jobs.run import JobKind, JobRun
 from pipeline.jobs.throttle import resting
+from pipeline.maintenance.purge import table_lines
 from pipeline.maintenance.purge_words import room_words
 from pipeline.models import Job
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
-__all__ = ["ROOM", "PurgeRoomKind"]
+__all__ = ["PurgeRoomKind"]
 
-ROOM = "purge room"
-_FLAGS = ("force", "block", "dry_run")
+_BLOCKING = OneOf()
 
 
-class PurgeRoomKind:
+class PurgeRoomKind(JobKind):
     """Deletes a room whole."""
 
+    name = "purge room"
     help = "Delete a room whole, from every table; refused while users of this server are joined, unless by force."
-    fields = (
-        ROOM_FIELD,
-        JobField("force", Entry.FLAG, "even while users of this server are joined"),
-        JobField("block", Entry.FLAG, "the room is not made again"),
-        *ARCHIVE_FIELDS,
-    )
+    arguments = (
+        ROOM,
+        Argument("force", Type.FLAG, "even while users of this server are joined"),
+        Argument(
+            "block", Type.FLAG, "the room is not made again when its events come in", one_of=_BLOCKING,
+            in_form="the room is not made again",
+        ),
+        Argument(
+            "unblock", Type.FLAG, "delete nothing; let a blocked room be made again", one_of=_BLOCKING, stored=False
+        ),
+        *ARCHIVE,
+        dry_run("only say what would be deleted"),
+        YES,
+        JSON,
+    )  # fmt: skip
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``room``; ``force``: with local users in it; ``block``: not made again; ``dry_run``; ``archive`` and its options."""
-        only(arguments, "room", *_FLAGS, *ARCHIVE_NAMES)
-        room = arguments.get("room")
-        if not isinstance(room, str) or not room:
-            raise UnusableArguments("room must be the ID of a room.")
-        flags = {name: flag(arguments, name) for name in _FLAGS}
-        return {"room": room, **flags, **check_archive(arguments)}
+    def check_together(self, checked: dict[str, Any]) -> None:
+        """Options of an archive with one only."""
+        check_archive(checked)
+
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """What would go."""
+        return self._purge(run, lambda _run, _purge: {})
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The archive, then the room."""
+        return self._purge(run, self._carry_out)
+
+    def _purge(self, run: JobRun, carry_out: Callable[[JobRun, RoomPurge], dict[str, Any]]) -> Mapping[str, Any]:
         told, using = run.arguments, run.using
         with only_purge(told["room"], using):
             purge = RoomPurge(told["room"], using)
             before = purge.figures()
             run.note_before(before)
             purge.check(force=told["force"])
-            facts: dict[str, Any] = {}
+            facts = carry_out(run, purge)
             after = dict.fromkeys(before, 0)
             if not told["dry_run"]:
-                facts = self._carry_out(run, purge)
                 after |= purge.figures()
             run.note_after(after)
         folder = facts["archive"]["folder"] if "archive" in facts else None
@@ -73,6 +82,9 @@ class PurgeRoomKind:
             "tables": tables,
             **facts,
         }
+
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        return table_lines(summary)
 
     def _carry_out(self, run: JobRun, purge: RoomPurge) -> dict[str, Any]:
         told, facts, positions = run.arguments, dict[str, Any](), None

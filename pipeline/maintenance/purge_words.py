@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streams.runtime.moments import moment_text
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["archive_words", "history_words", "room_words", "scope_words"]
 

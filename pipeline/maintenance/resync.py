@@ -8,9 +8,9 @@ left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from django.db import connections, transaction
@@ -18,72 +18,98 @@ from django.db.models import F
 
 from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, SUBJECTS, concerns
+from events.integrity.repair import all_rooms
 from events.models import CurrentState, Room
 from events.persist.room_cache import forget_kept
-from pipeline.errors import UnusableArguments
+from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.feeds.check import check_feeds
-from pipeline.jobs.fields import ROOMS_FIELD, Entry, JobField
-from pipeline.jobs.kinds import flag, only
+from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
 from pipeline.jobs.room_progress import RoomProgress
-from pipeline.jobs.run import JobRun
+from pipeline.jobs.run import JobKind, JobRun
 from pipeline.maintenance.many_rooms import ManyRooms
 from pipeline.maintenance.resync_executor import RoomAnswer
-from pipeline.spark.masters import check_master
-from streams import registry
 from streams.caching import invalidate_room_state
 from streams.db import driver
 from streams.maintenance import check as inspection
 
-__all__ = ["RESYNC", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
+__all__ = ["MASTER", "OF_ROOMS", "WHAT", "ResyncKind", "compare_rooms", "resync_caches"]
 
-RESYNC = "resync"
 WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
-_OF_ROOMS = (*SUBJECTS, EVERYTHING)
+OF_ROOMS = (*SUBJECTS, EVERYTHING)
+"""Subjects that are compared room by room, on Spark when there is much to do."""
 _MOST_LISTED = 100
-_ROOMS_AT_ONCE = 1_000
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 
 
-class ResyncKind:
+def _room_ids(_: str, value: Any) -> list[str]:
+    rooms: list[str] = ROOMS.value({ROOMS.name: value})
+    if unusable := [one for one in rooms if not can_be_stored(one)]:
+        raise UnusableArguments(f"{unusable[0]!r:.300} is no room ID: no column can hold it.")
+    return rooms
+
+
+MASTER = Argument(
+    "master", Type.MASTER, "work on Spark, at this master (only when there is much to do, at the site's)",
+    typed="--master URL", in_form="URL of a Spark master; none: the database alone", must="the URL of a Spark master",
+)  # fmt: skip
+
+
+class ResyncKind(JobKind):
     """Compares and mends one subject, of some rooms or of all."""
 
+    name = "resync"
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
-    fields = (
-        JobField("what", Entry.CHOICE, "what is compared, and mended afterwards", required=True, choices=tuple(WHAT)),
-        ROOMS_FIELD,
-        JobField("master", Entry.TEXT, "URL of a Spark master; none: the database alone"),
+    arguments = (
+        Argument(
+            "what", Type.CHOICE, "what is compared, and mended afterwards", typed=None, required=True, choices=WHAT
+        ),
+        replace(ROOMS, check=_room_ids),
+        ALL_ROOMS,
+        MASTER,
+        Argument("resume", Type.FLAG, "go on with the run of these options that was killed or failed", stored=False),
+        dry_run("only compare"),
+        JSON,
     )
 
-    def check(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-        """``what``; ``rooms``: these only (all, if left out); ``dry_run``: only compare; ``master``: on Spark, at this master."""
-        only(arguments, "what", "rooms", "dry_run", "master")
-        what, rooms, master = (arguments.get(name) for name in ("what", "rooms", "master"))
-        if what not in WHAT:
-            raise UnusableArguments(f"what must be one of {', '.join(WHAT)}, not {what!r:.100}.")
-        if rooms is not None:
-            _check_rooms(rooms)
-        if what == "positions" and rooms:
+    def check_together(self, checked: dict[str, Any]) -> None:
+        """Rooms and a master for those subjects that have them."""
+        what = checked["what"]
+        if what == "positions" and checked["rooms"]:
             raise UnusableArguments("Positions are of streams: name no rooms.")
-        if master is not None:
-            if what not in _OF_ROOMS:
-                raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
-            check_master(str(master))
-        return {"what": what, "rooms": rooms, "dry_run": flag(arguments, "dry_run"), "master": master}
+        if checked["master"] is not None and what not in OF_ROOMS:
+            raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
+
+    def plan(self, run: JobRun) -> Mapping[str, Any]:
+        """Compares only."""
+        return self.run(run)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
         """The summary has totals before and after, and the first differences."""
         what = run.arguments["what"]
-        if what in _OF_ROOMS:
+        if what in OF_ROOMS:
             return compare_rooms(run)
         work = {"positions": _positions, "caches": _caches, "feeds": _feeds}[what]
         return {"what": what, "dry_run": run.arguments["dry_run"], **work(run)}
 
+    def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
+        for found in summary.get("differences", ()):
+            about = f"{found['table']} {found['key']} {found['column']}"
+            yield f"{found['room_id']}: {about}: {found['stored']!r} -> {found['computed']!r}"
+        before, after = summary.get("before", {}), summary.get("after", {})
+        for name, count in sorted(before.items()):
+            yield f"{name}: {count} -> {after.get(name, 0 if isinstance(count, int) else 'ok')}"
+        if "rooms" in summary:
+            wrong = f", {summary['rooms_wrong']} differed" if "rooms_wrong" in summary else ""
+            yield f"resync {summary['what']}: {summary['rooms']} rooms{wrong}"
+        elif not before:
+            yield f"resync {summary['what']}: nothing differs"
 
-def _check_rooms(rooms: Any) -> None:
-    if not (isinstance(rooms, list) and all(isinstance(one, str) for one in rooms)):
-        raise UnusableArguments("rooms must be a list of room IDs.")
-    if unusable := [one for one in rooms if not can_be_stored(one)]:
-        raise UnusableArguments(f"{unusable[0]!r:.300} is no room ID: no column can hold it.")
+    def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+        """Rooms that are not here, and what still differs."""
+        if summary.get("unknown"):
+            raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
+        if summary["left"]:
+            raise PipelineError(f"resync {summary['what']}: {summary['left']} differences are left.")
 
 
 def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _answer: None) -> Mapping[str, Any]:
@@ -177,18 +203,19 @@ def resync_caches(room_id: str, using: str) -> bool:
 
 
 def _caches(run: JobRun) -> Mapping[str, Any]:
-    rooms, unknown = 0, []
-    with run.stage("resync caches", _room_count(run.arguments["rooms"], run.using), "rooms") as count:
-        for room_id in _rooms(run.arguments["rooms"], run.using):
+    rooms, there, unknown = run.arguments["rooms"], 0, []
+    total = Room.objects.using(run.using).count() if rooms is None else len(rooms)
+    with run.stage("resync caches", total, "rooms") as count:
+        for room_id in dict.fromkeys(rooms) if rooms is not None else all_rooms(run.using):
             known = can_be_stored(room_id) and (
                 Room.objects.using(run.using).filter(pk=room_id).exists()
                 if run.arguments["dry_run"]
                 else resync_caches(room_id, run.using)
             )
-            rooms += known
+            there += known
             unknown += [] if known else [room_id]
             count.add()
-    return {"rooms": rooms, "unknown": unknown, "left": 0}
+    return {"rooms": there, "unknown": unknown, "left": 0}
 
 
 def _feeds(run: JobRun) -> Mapping[str, Any]:
@@ -212,28 +239,8 @@ def _positions(run: JobRun) -> Mapping[str, Any]:
         cursor = connection.cursor()
         before = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
         run.note_before(before)
-        for stream in () if run.arguments["dry_run"] else before:
-            inspection.repair(cursor, registry.get(stream))
+        for _ in () if run.arguments["dry_run"] else inspection.repair_streams(cursor):
             count.add()
         after = {found.stream: found.verdict for found in inspection.inspect_streams(cursor) if not found.well}
         run.note_after(after)
     return {"before": before, "after": after, "left": len(after)}
-
-
-def _room_count(rooms: Sequence[str] | None, using: str) -> int:
-    return Room.objects.using(using).count() if rooms is None else len(rooms)
-
-
-def _rooms(rooms: Sequence[str] | None, using: str) -> Iterator[str]:
-    """The named rooms, or all in the order of their IDs, some at a time."""
-    if rooms is not None:
-        yield from dict.fromkeys(rooms)
-        return
-    last = ""
-    while True:
-        after = Room.objects.using(using).filter(room_id__gt=last).order_by("room_id")
-        found = list(after.values_list("room_id", flat=True)[:_ROOMS_AT_ONCE])
-        if not found:
-            return
-        yield from found
-        last = found[-1]

@@ -18,8 +18,8 @@ from pipeline.source.write import PREFIX
 from streams import registry
 from streams.core.declaration import ColumnKind
 from streams.stream import Stream
-from streams.writing.compact_by_key import keep_newest_of
 from streams.writing.process import current_writer
+from streams.writing.side_effects import keep_newest_of
 
 __all__ = ["Appended", "StagedWrite", "append_staged", "sweep"]
 
@@ -148,7 +148,7 @@ def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int],
         ORDER BY i.n
         """,
         {
-            "sign": stream.declaration.sign,
+            "sign": stream.sign,
             "writer": writer,
             "attempts": [attempt for attempt, _ in write.attempts],
             "bases": _bases(write.attempts),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from events import declarations as events_catalog
-from streams import catalog as streams_catalog
+from streams.catalog import declarations as streams_catalog
 from streams.core.declaration import ColumnKind, StreamDeclaration
 from streams.core.recorded import is_recorded, recorded_declaration
 

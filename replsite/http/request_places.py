@@ -17,22 +17,19 @@ import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext
 from django.conf import settings
 from django.db import connections
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
-from replsite.metric_name import MetricName
 from streams.conf import stream_settings
 from streams.replication.protocol.access import address_key, is_among, networks_of
 from streams.runtime.logs import get_logger
 
-__all__ = ["AT_WORK", "CAME", "REFUSED", "Busy", "ClientLimit", "Lane", "RequestCollector", "RequestPlaces"]
+__all__ = ["CAME", "LANES", "Busy", "ClientLimit", "Lane", "RequestPlaces"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
@@ -41,10 +38,6 @@ IDLE_SECONDS = 60.0
 RETRY_SECONDS = 5
 #: In the scope: when the request came, before it waited for its place; of ``time.monotonic``.
 CAME = "replsite.came"
-REFUSED = MetricName(
-    "replsite_requests_refused", ("lane",), "HTTP requests that found no place in this process", counter=True
-)
-AT_WORK = MetricName("replsite_requests_at_work", ("lane",), "HTTP requests that this process works on")
 Application = Callable[..., Awaitable[Any]]
 
 
@@ -175,7 +168,7 @@ class RequestPlaces:
         # A password is half a second of a core: twenty at a time leave the loop none.
         self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._tell_at = 0.0
-        _lanes[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]
+        LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         lane, came = self._lane(scope["path"], scope.get("method", "GET")), time.monotonic()
@@ -263,23 +256,4 @@ async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
 
 
 #: Those of this process, for the metrics.
-_lanes: list[Lane] = []
-
-
-class RequestCollector(Collector):
-    """The figures as they are now; nothing in a process that answers no requests."""
-
-    def describe(self) -> Iterator[Metric]:
-        """The names."""
-        yield REFUSED.family()
-        yield AT_WORK.family()
-
-    def collect(self) -> Iterator[Metric]:
-        """One sample for each lane."""
-        refused, at_work = REFUSED.family(), AT_WORK.family()
-        for lane in _lanes:
-            refused.add_metric([lane.name], lane.refused)
-            at_work.add_metric([lane.name], lane.at_work)
-        if _lanes:
-            yield refused
-            yield at_work
+LANES: list[Lane] = []

@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from enum import IntEnum
 
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-
-from replsite.metric_name import MetricName
-
-__all__ = ["CLOSED", "Closing", "ViewerCollector", "closed"]
-
-CLOSED = MetricName(
-    "replsite_live_closed", ("reason",), "WebSockets of the live page that this process refused or closed", counter=True
-)
+__all__ = ["Closing", "closed"]
 
 
 class Closing(IntEnum):
@@ -41,19 +31,3 @@ _LABELS = {
     Closing.FLOOD: "too many messages",
 }
 closed: Counter[str] = Counter()
-
-
-class ViewerCollector(Collector):
-    """The counts as they are now; reasons that never came are left out."""
-
-    def describe(self) -> Iterator[Metric]:
-        """The name."""
-        yield CLOSED.family()
-
-    def collect(self) -> Iterator[Metric]:
-        """One sample for each reason."""
-        family = CLOSED.family()
-        for reason, number in sorted(closed.items()):
-            family.add_metric([reason], number)
-        if family.samples:
-            yield family

@@ -26,70 +26,42 @@ from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from events.persist import counters as event_measures
-from replsite.http.request_places import AT_WORK, REFUSED, RequestCollector
-from replsite.metric_name import MetricName, name_of
-from replsite.metrics.caches import CACHES, CacheCollector
-from replsite.metrics.live_page import CLOSED, ViewerCollector
-from replsite.metrics.notifier import HOT, HotCollector
+from replsite.metrics.measure import filled
 from replsite.metrics.port import MetricsPort
+from replsite.metrics.sources import ProcessScrape
 from replsite.metrics.synapse import SynapseNames
-from streams.follow import lag_histogram
+from replsite.metrics.table import PLAIN
 from streams.replication.errors import ReplicationError
 from streams.replication.transport.addresses import Address
 from streams.runtime.command_line import service_begins
 from streams.runtime.logs import get_logger
-from streams.waiting import wait
 
-__all__ = ["PROCESS", "PlainFigures", "WaitCollector", "begin", "folder_of_processes", "listen", "registries"]
+__all__ = ["PlainFigures", "ProcessCollector", "begin", "folder_of_processes", "listen", "registries"]
 
 log = get_logger(__name__)
 FLUSH_SECONDS = 1.0
-WAIT_TIMEOUTS = MetricName(
-    "replsite_wait_timeouts", ("stream",), "Waits for a position that timed out in this process", counter=True
-)
 
 
-class WaitCollector(Collector):
-    """Waits of this process that timed out."""
+class ProcessCollector(Collector):
+    """Gives the plain counters of this process to one scrape."""
 
     def describe(self) -> Iterator[Metric]:
-        """The name."""
-        yield WAIT_TIMEOUTS.family()
+        """The names."""
+        return (one.family() for one in PLAIN)
 
     def collect(self) -> Iterator[Metric]:
-        """The counts as they are now; a stream that nobody waited in vain for is left out."""
-        family = WAIT_TIMEOUTS.family()
-        for stream, number in sorted(wait.timed_out.items()):
-            family.add_metric([stream], number)
-        if family.samples:
-            yield family
+        """The figures as they are now."""
+        return filled(PLAIN, ProcessScrape())
 
 
-_PLAIN: tuple[Collector, ...] = (
-    WaitCollector(),
-    CacheCollector(),
-    HotCollector(),
-    ViewerCollector(),
-    RequestCollector(),
-)
-#: All names that a process counts, but those of Django.
-PROCESS = (
-    WAIT_TIMEOUTS,
-    *map(name_of, (*event_measures.MEASURES, lag_histogram.DELAY)),
-    *CACHES,
-    *HOT,
-    CLOSED,
-    REFUSED,
-    AT_WORK,
-)
+_PLAIN = ProcessCollector()
 
 
 class PlainFigures:
     """Plain counters of this process as values that ``MultiProcessCollector`` finds in its file."""
 
-    def __init__(self, collectors: Sequence[Collector] = _PLAIN) -> None:
-        self._collectors = collectors
+    def __init__(self, collector: Collector = _PLAIN) -> None:
+        self._collector = collector
         self._metrics: dict[str, Any] = {}
         self._told: dict[tuple[str, tuple[str, ...]], float] = {}
         self._lock = threading.Lock()
@@ -106,12 +78,11 @@ class PlainFigures:
                 self._write(key, value)
 
     def _now(self) -> Iterator[tuple[tuple[str, tuple[str, ...]], float]]:
-        for collector in self._collectors:
-            for family in collector.collect():
-                for sample in family.samples:
-                    if not sample.name.endswith("_created"):
-                        metric = self._metric(family, tuple(sample.labels))
-                        yield (family.name, tuple(sample.labels[name] for name in metric._labelnames)), sample.value
+        for family in self._collector.collect():
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    metric = self._metric(family, tuple(sample.labels))
+                    yield (family.name, tuple(sample.labels[name] for name in metric._labelnames)), sample.value
 
     def _metric(self, family: Metric, labels: tuple[str, ...]) -> Any:
         if family.name not in self._metrics:
@@ -186,8 +157,7 @@ def begin() -> None:
     if _has_begun:
         return
     _has_begun = True
-    for collector in _PLAIN:
-        REGISTRY.register(collector)
+    REGISTRY.register(_PLAIN)
     if folder_of_processes():
         _flush_for_ever()
         os.register_at_fork(after_in_child=_flush_for_ever)

@@ -50,7 +50,7 @@ MOST_READERS = 1_000
 _POSITIONS = """
 SELECT p.stream, p.instance_name, abs(p.position), p.state, p.pending_facts, p.oldest_pending_at, p.oldest_pending_transaction,
        abs(p.last_write_position), p.last_advance_at, p.facts_written, p.facts_rolled_back, p.facts_resolved,
-       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state, p.known_done_ids,
+       i.heartbeat_at, i.host, i.process_id, i.command, a.pid, a.application_name, a.state,
        p.id, coalesce(i.version, ''), i.started_at, a.query_start, coalesce(i.lease, 0)
 FROM streams_streamposition p
 LEFT JOIN streams_instance i ON i.name = p.instance_name
@@ -111,7 +111,6 @@ class PositionRow:
     session_pid: int | None
     session_name: str | None
     session_state: str | None
-    known_done_ids: int = 0
     row_id: int | None = None
     version: str = ""
     started_at: datetime | None = None

@@ -386,7 +386,6 @@ class _Assembly:
             process_id=row.process_id,
             command=row.command or "",
             status=judge_writer(seen, self.limits),
-            known_done_ids=row.known_done_ids,
             row_id=row.row_id,
             version=row.version,
             lease=row.lease,

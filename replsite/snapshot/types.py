@@ -64,7 +64,6 @@ class WriterView:
     process_id: int | None
     command: str
     status: Verdict
-    known_done_ids: int = 0
     """Single complete IDs that its process keeps above the linear position, while they are many."""
     row_id: int | None = None
     """Key of its row in ``streams_streamposition``; None: it has none there."""

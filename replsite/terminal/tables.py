@@ -10,7 +10,7 @@ from datetime import datetime
 
 from replsite.dashboard.cells import Cell, Column, Group, Row
 from replsite.humanize import duration
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["cells_of", "lines_of", "rows_of"]
 

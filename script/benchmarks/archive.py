@@ -17,15 +17,15 @@ from typing import Any
 
 from django.db import connection
 
-from pipeline.archive.folders import any_folder
-from pipeline.archive.kind import ARCHIVE
+from pipeline.archive.kind import ArchiveKind
 from pipeline.archive.parts import read_batches
 from pipeline.archive.read_parts import open_archive
-from pipeline.archive.restore import RESTORE
+from pipeline.archive.restore import RestoreKind
 from pipeline.export.kind import run_export
 from pipeline.jobs import throttle
+from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import run_job
-from pipeline.maintenance.purge_room import ROOM as PURGE_ROOM
+from pipeline.maintenance.purge_room import PurgeRoomKind
 from pipeline.spark.site_session import site_session
 from script.benchmarks.filled_room import fill_room
 from script.benchmarks.import_once import Meter
@@ -96,7 +96,7 @@ def main() -> None:
         out, back = watch.time(lambda: copy_out(folder)), watch.time(lambda: copy_in(folder))
 
         def archive(**told: Any) -> Any:
-            return run_job(ARCHIVE, {"room": room_id, "folder": name, **told}, stream=StringIO())
+            return run_job(ArchiveKind.name, {"room": room_id, "folder": name, **told}, stream=StringIO())
 
         made = add("archive, in process", lambda: archive(spark=False), out, lambda found: f"{found['bytes']:,} bytes")
         add(
@@ -105,8 +105,8 @@ def main() -> None:
             back,
             lambda found: f"{found:,} rows, part of restore",
         )
-        run_job(PURGE_ROOM, {"room": room_id, "force": True}, stream=StringIO())
-        add("restore", lambda: run_job(RESTORE, {"archive": made["folder"]}, stream=StringIO()), back,
+        run_job(PurgeRoomKind.name, {"room": room_id, "force": True}, stream=StringIO())
+        add("restore", lambda: run_job(RestoreKind.name, {"archive": made["folder"]}, stream=StringIO()), back,
             lambda found: f"{found['restored']:,} restored")  # fmt: skip
         with site_session("bench", "local[2]"):
             add("archive, on Spark", lambda: archive(spark=True), out, lambda found: f"{found['files']} files")

@@ -21,7 +21,6 @@ from django.db import connection
 from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent, parse_line
-from events.history.rows import room_history
 from events.models import Event
 from events.persist.batch import Incoming, persist
 from events.room.graph import causal_order
@@ -30,6 +29,7 @@ from state.groups.filters import EVERYTHING, StateFilter
 from state.models import StateGroup, StateGroupDelta
 from state.store import State, full_state
 from streams.writing import process
+from tests.support.room_results import room_history
 
 ROOM = Path(__file__).resolve().parents[2] / "tests" / "data" / "rooms" / "large_v10" / "events.jsonl.gz"
 BATCH = 100

@@ -1,12 +1,14 @@
-"""Which state groups can go, and how those that stay do without them (pure).
+"""Plans which state groups of a room can be deleted, and which can be merged (pure).
 
-A group is *needed* when an event has it as its state, or as the state before it. A group that is not, and that nothing is
-built on, goes. Others that are not needed stand below needed ones in the same chain: runs of them are merged, the newest entry of
-each key kept, into the group right above the run, or, where a run begins its chain, into the first one, because the chain has
-its name. Nothing is ever stored in full instead: rows are deleted or moved, none is added. A group that several chains build on
-stays as it is, since each of them would need a copy of its rows.
+A group is *needed* when it is the state after an event, or the state before one. A group that is neither needed nor below
+a needed one is deleted. An unneeded group below a needed one in the same chain is merged: a run of such groups becomes one,
+which keeps the newest entry of each key. The target is the group right above the run. If the run begins its chain, the
+target is the chain's first group, because the chain has its name.
 
-Takes time and memory linear in the number of groups.
+No group is ever stored in full for this. Rows are deleted or moved, and none is added. A group on which several chains
+build stays as it is, because each of them would need a copy of its rows.
+
+Time and memory are linear in the number of groups.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ __all__ = ["GroupCollection", "GroupPlace", "Run", "collection_of"]
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """A stored group among the others."""
+    """The position of a stored group: the group below, and the chain that it lies in."""
 
     group: int
     prev: int | None
@@ -28,7 +30,7 @@ class GroupPlace:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Groups of one chain, ascending, that are merged into ``target``; ``witness`` is the needed group nearest above."""
+    """Groups of one chain, ascending, to merge into ``target``. ``witness`` is the nearest needed group above."""
 
     chain: int
     target: int
@@ -37,11 +39,11 @@ class Run:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Lowest and highest group whose rows are merged, the target's included."""
+        """Returns the lowest and the highest group whose rows are merged, including the target."""
         return min(self.target, self.absorbed[0]), max(self.target, self.absorbed[-1])
 
     def pieces(self, size: int) -> Iterator[Run]:
-        """The run in parts that can be merged one after the other; all groups stay readable in between."""
+        """Yields the run in parts of at most ``size`` groups, in the order to merge them. All groups stay readable in between."""
         parts = [self.absorbed[n : n + size] for n in range(0, len(self.absorbed), size)]
         for part in parts if self.target < self.absorbed[0] else reversed(parts):
             yield replace(self, absorbed=part)
@@ -49,14 +51,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class GroupCollection:
-    """``gone`` in the order in which they can be deleted: what is built on a group comes before it."""
+    """A plan: groups to delete, each after the groups that build on it, and runs to merge."""
 
     gone: tuple[int, ...]
     runs: tuple[Run, ...]
 
 
 def collection_of(groups: Sequence[GroupPlace], needed: Collection[int]) -> GroupCollection:
-    """What can be done in a room whose groups these are, ascending."""
+    """Returns the plan for a room's groups, given in ascending order, of which ``needed`` must stay readable."""
     below: set[int] = set()
     forked: set[int] = set()
     gone: list[int] = []

@@ -1,14 +1,14 @@
-"""The state groups of a room, built anew with as few rows as the chain scheme allows (pure).
+"""Rebuilds the state groups of a room with as few rows as the chain scheme allows (pure).
 
-Groups are taken in the order of their IDs, as they are stored: by this project, by an older version of it, or as another program
-wrote them. Each state that is needed is stored once, on top of the nearest of a few that are there. ``state.groups.deltas``
-builds them, as it does for every new event, so its bounds hold. What only stood between needed groups is read and left out.
+Groups are read in the order of their IDs. They may have been stored by this program, by an older version of it, or by
+another program. Each needed state is stored once, on top of the nearest of a few candidates. Groups that only lay
+between needed ones are read and left out. ``state.groups.deltas`` builds the result, so its bounds hold.
 
-The group of an accepted state event stays on top of a group with the state before the event, because that is how the state before
-is found.
+The group of an accepted state event stays on top of the group with the state before the event: readers find the state
+before an event that way.
 
-Equal states are told by digests, sums over the entries. Takes memory in proportion to what
-the outcome stores, and time in proportion to what is stored now.
+Equal states are found by digests, which are sums over the entries. Memory grows with what is stored in the end, time with
+what is stored now.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Changes = Mapping[StateKey, str | None]
 
 
 class Need(Enum):
-    """What a stored group is there for."""
+    """The reason why a stored group is kept."""
 
     NOTHING = auto()
     """Others are built on it."""
@@ -43,27 +43,27 @@ class Need(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WrittenRows:
-    """Rows of groups, and of their deltas."""
+    """Numbers of rows in the tables of groups and of deltas."""
 
     groups: int
     deltas: int
 
     @property
     def total(self) -> int:
-        """Of both tables."""
+        """The rows of both tables."""
         return self.groups + self.deltas
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A stored group's state: that of a new group (null: nothing), with some changes."""
+    """The state of a stored group, as changes on top of a new group. A null ``base`` is the empty state."""
 
     base: int | None
     changes: Changes
 
 
 class Compression:
-    """One room's groups, taken one after another; ``numbers`` has the new group of each needed one."""
+    """The compaction of one room, fed with its groups in order. ``numbers`` maps each needed group to its new one."""
 
     def __init__(self) -> None:
         self.builder = GroupBuilder()
@@ -77,7 +77,7 @@ class Compression:
         self._latest: deque[int] = deque(maxlen=_LATEST)
 
     def take(self, group: int, prev: int | None, changes: Changes, need: Need) -> None:
-        """The next group; ``prev``, if it is not null, was taken before. Raises ``KeyError`` where it was not."""
+        """Adds the next group. Raises ``KeyError`` if ``prev`` is given and was not added before."""
         place = self._place(prev, changes)
         digest = self._digest(place)
         if need is Need.STEP:
@@ -94,20 +94,20 @@ class Compression:
             self.numbers[group] = number
 
     def stored(self, ids: Mapping[int, int]) -> None:
-        """New groups are stored under these IDs by now (number -> ID), so later ones may be built on them."""
+        """Records that new groups have been stored under these IDs (number to ID). Later groups may then build on them."""
         self._places.update((group, _Place(number, {})) for number, group in ids.items())
 
     def begin_round(self) -> None:
-        """Groups that come from now on stand beside those that others build on already."""
+        """Starts new chains: groups from now on are stored beside chains that other transactions may have extended."""
         self.builder.end_chains()
 
     def rows(self) -> WrittenRows:
-        """What the outcome stores."""
+        """Returns how many rows the result takes."""
         kept = self.builder.kept(self.numbers.values())
         return WrittenRows(len(kept), sum(len(self.builder.step(number)[1]) for number in kept))
 
     def _place(self, prev: int | None, changes: Changes) -> _Place:
-        """Where the state of a group is, with nothing in the changes that changes nothing."""
+        """Returns where the state of a group lies, without changes that change nothing."""
         below = _Place(None, {}) if prev is None else self._places[prev]
         whole = {**below.changes, **changes}
         return _Place(below.base, {key: new for key, new in whole.items() if self._old(below.base, key) != new})
@@ -122,7 +122,7 @@ class Compression:
         return digest & _MASK
 
     def _step(self, place: _Place, digest: int, changes: Changes) -> int:
-        """A group right on top of the one with the state before."""
+        """Returns a group directly on top of the group with the state before. Raises ``StepTooLarge`` if none can be built."""
         step = place.base, digest
         if step not in self._by_step:
             made = place.changes or changes  # an event that puts what is there already has a row all the same
@@ -137,10 +137,10 @@ class Compression:
         return self._by_step[step]
 
     def _state(self, place: _Place, digest: int) -> int:
-        """On top of the group that it stood on or of the last one, whichever takes fewer rows and hops.
+        """Returns a group for a state: on top of the group that it stood on or of the latest one, whichever is cheaper.
 
-        A state that stood on none is compared with the latest ones. On the shipped rooms comparing with more did not save rows:
-        the copies for their hops ate them up.
+        Rows and hops count as cost. A state that stood on no group is compared with the latest ones. Comparing with more did not
+        save rows on the shipped rooms: copies, made when there were too many hops, cost as much as was saved.
         """
         state = {} if place.base is None else self.builder.expand(place.base)
         for key, new in place.changes.items():
@@ -166,7 +166,7 @@ class Compression:
         return number
 
     def _note(self, first: int, number: int, digest: int) -> None:
-        """Remember what was built from ``first`` on: the group, and copies of the one below it."""
+        """Records the groups built from number ``first`` on: the new group, and a copy of the one below it if one was made."""
         for copy in range(first, number):
             self._digests[copy] = self._digests[self.builder.original(copy)]
         self._digests[number] = digest
@@ -175,9 +175,9 @@ class Compression:
 
 
 def entry_digest(key: StateKey, event_id: str | None) -> int:
-    """What an entry adds to the digest of a state.
+    """Returns the number that an entry adds to the digest of its state.
 
-    Sums over Python's own hashes of tuples would take two entries that swap their values for the same.
+    A sum over Python's own tuple hashes would be the same for two entries that swapped their values.
     """
     if event_id is None:
         return 0

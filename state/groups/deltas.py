@@ -1,9 +1,8 @@
-"""State groups as chains of deltas, built in memory (pure).
+"""Builds state groups as chains of deltas in memory (pure).
 
-The chain scheme of ``state.models`` and its bounds: a state event next to the tip of a chain adds one row; a fork
-opens a new chain that builds on the old one; a group is stored in full only when its expansion would otherwise read
-too many rows or too many chains. Groups are numbered from 0 in the order of creation; whoever stores them maps the
-numbers to ascending IDs.
+The scheme and its invariants are described in ``state.models``. A state event at the tip of a chain adds one row. A fork
+opens a new chain on top of the old one. A group is stored in full only when reading it would otherwise take too many rows
+or too many chains. Groups are numbered from 0 in the order of creation, and the caller maps the numbers to ascending IDs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ A higher limit stores less and reads more: on the largest shipped room 3 stores 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """One group; ``changes`` holds its delta rows, null for a key that is removed."""
+    """A group with its delta rows in ``changes``: key to event ID, or null for a removed key."""
 
     prev: int | None
     chain: int
@@ -45,7 +44,7 @@ _RECENT = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """What a builder needs to know of a group in the database; ``is_tip``: its chain ends with it."""
+    """The facts about a stored group that a builder needs. ``is_tip``: it is the last group of its chain."""
 
     state: Mapping[StateKey, str]
     hops: int
@@ -54,7 +53,7 @@ class StoredGroup:
 
 
 class GroupBuilder:
-    """The groups of one room, in the order in which they come into being."""
+    """The groups of one room, in the order of creation."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
@@ -69,12 +68,12 @@ class GroupBuilder:
         return len(self._groups)
 
     def add_full(self, state: Mapping[StateKey, str]) -> int:
-        """A new group that is stored in full."""
+        """Adds a group that is stored in full, and returns its number."""
         number = len(self._groups)
         return self._store(_Group(None, number, 0, len(state), len(state), dict(state)))
 
     def adopt(self, stored: StoredGroup) -> int:
-        """A number for a group that is stored already, so that new ones can build on it."""
+        """Returns a number for a stored group, so that new groups can build on it."""
         number = len(self._groups)
         group = _Group(None, number, stored.hops, len(stored.state), stored.rows_to_read, stored.state)
         self._groups.append(group)
@@ -83,11 +82,11 @@ class GroupBuilder:
         return number
 
     def add(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
-        """A new group: the state of ``base`` with ``changes`` (null removes a key).
+        """Adds the group whose state is that of ``base`` with ``changes`` (null removes a key), and returns its number.
 
-        Takes time in proportion to the changes. Where an expansion would read too much, ``base`` is first copied in
+        Time grows with the changes. If reading the new group would take too many rows or chains, ``base`` is first copied in
         full, once for all groups that will build on it. A group with a single change always builds on ``base`` or its copy,
-        so the state before a state event is that of the group below its own.
+        so the state before a state event is always that of the group below.
         """
         number = self._add(base, changes)
         if number is None and (len(changes) == 1 or 2 * len(changes) < self._groups[base].keys):
@@ -95,14 +94,14 @@ class GroupBuilder:
         return number if number is not None else self._add_full_on(base, changes)
 
     def end_chains(self) -> None:
-        """Whatever comes next begins a chain: somebody else may have gone on with those that there are."""
+        """Makes every later group begin a chain, because another transaction may have extended the existing ones."""
         self._tips = dict.fromkeys(self._tips, -1)
 
     def add_nearest(self, bases: Mapping[int, Mapping[StateKey, str]], state: Mapping[StateKey, str]) -> int:
-        """A group with this full state: one of ``bases`` where it has it, else a new one on top of the nearest.
+        """Returns a group with this full state: one of ``bases`` if its state is equal, else a new one on top of the nearest.
 
-        ``bases`` are groups with their full states. Near is what takes few rows and few hops, so that long rooms with
-        many forks do not need copies.
+        ``bases`` maps groups to their full states. The nearest group is the one that costs fewest rows and hops, so that long
+        rooms with many forks need no full copies.
         """
         changes: dict[int, Mapping[StateKey, str | None]] = {}
         for base, old in bases.items():
@@ -111,7 +110,10 @@ class GroupBuilder:
         return self.add_cheapest(changes) if changes else self.add_full(state)
 
     def add_cheapest(self, changes: Mapping[int, Mapping[StateKey, str | None]]) -> int:
-        """A group that each of these groups (at least one) becomes by its changes; one of them where it needs none."""
+        """Returns the group that the given changes lead to, built on the base (at least one is given) where it costs least.
+
+        All changes must lead to the same state. A base without changes has that state already, and is returned.
+        """
         best: tuple[int, int] | None = None
         for base, needed in changes.items():
             if not needed:
@@ -123,11 +125,11 @@ class GroupBuilder:
         return self.add(best[1], changes[best[1]])
 
     def size(self, group: int) -> int:
-        """How many entries the full state of a group has."""
+        """Returns the number of entries of a group's full state."""
         return self._groups[group].keys
 
     def keys_apart(self, groups: Sequence[int]) -> set[StateKey] | None:
-        """Keys in which the states of groups (at least one) may differ; null when they do not build on one group."""
+        """Returns the keys in which the states of groups (at least one) may differ, or null if they share no group below them."""
         found: set[StateKey] = set()
         for group in groups[1:]:
             touched = self._keys_between(groups[0], group)
@@ -137,15 +139,15 @@ class GroupBuilder:
         return found
 
     def step(self, group: int) -> tuple[int | None, Mapping[StateKey, str | None]]:
-        """What a group is built on (null: nothing) and how it differs from that."""
+        """Returns the group below (null: none) and the changes on top of it."""
         return self._groups[group].prev, self._groups[group].changes
 
     def original(self, copy: int) -> int:
-        """The group that ``add`` copied in full."""
+        """Returns the group of which ``add`` made this full copy."""
         return self._originals[copy]
 
     def lookup(self, group: int, key: StateKey) -> str | None:
-        """The event at one key of a group's state, or null."""
+        """Returns the event at one key of a group's state, or null."""
         number: int | None = group
         while number is not None:
             chain = self._groups[number].chain
@@ -162,7 +164,7 @@ class GroupBuilder:
         return None
 
     def expand(self, group: int) -> dict[StateKey, str]:
-        """The full state of a group; quick where it is near to a group that was asked for lately."""
+        """Returns the full state of a group. It is fast when a nearby group was read recently."""
         state = self._expand_from_recent(group)
         if state is None:
             whole: dict[StateKey, str | None] = {}
@@ -181,7 +183,7 @@ class GroupBuilder:
         if near is None or touched is None:
             return None
         state = dict(self._recent[near])
-        self._recent.pop(group, None)  # it becomes the latest
+        self._recent.pop(group, None)  # so that the caller adds it as the latest
         for key in touched:
             event_id = self.lookup(group, key)
             if event_id is None:
@@ -191,7 +193,7 @@ class GroupBuilder:
         return state
 
     def changes_between(self, old: int | None, new: int) -> dict[StateKey, tuple[str | None, str | None]]:
-        """What turns the state of ``old`` into that of ``new``: key -> (event before, event after)."""
+        """Returns the changes from the state of ``old`` to that of ``new``: key to (event before, event after)."""
         if old is None:
             found = self._difference({}, self.expand(new))
         elif (touched := self._keys_between(old, new)) is not None:
@@ -201,7 +203,7 @@ class GroupBuilder:
         return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
 
     def _keys_between(self, one: int, other: int) -> set[StateKey] | None:
-        """Keys that changed on the way from two groups down to the group both build on; null when there is none such."""
+        """Returns the keys changed between two groups and the group that both build on, or null if there is no such group."""
         touched: set[StateKey] = set()
         while one != other:
             one, other = max(one, other), min(one, other)
@@ -215,7 +217,7 @@ class GroupBuilder:
         return touched
 
     def kept(self, groups: Iterable[int]) -> set[int]:
-        """These groups and all that they build on: what has to be stored so that they can be read."""
+        """Returns the given groups and all groups below them: these must be stored for the given ones to be readable."""
         found: set[int] = set()
         for group in groups:
             for number in self._line(group):
@@ -225,20 +227,20 @@ class GroupBuilder:
         return found
 
     def group_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int | None, int, int, int, int]]:
-        """(number, prev group, chain, hops, keys, rows to read) of every group, or of those ``kept``, ascending."""
+        """Yields (number, prev group, chain, hops, keys, rows to read) of all groups, or of those ``kept``, ascending."""
         for number in range(len(self._groups)) if kept is None else sorted(kept):
             group = self._groups[number]
             yield number, group.prev, group.chain, group.hops, group.keys, group.rows_to_read
 
     def delta_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int, str, str, str | None]]:
-        """(chain, group, type, state key, event ID or null) of every delta row, ascending by group."""
+        """Yields (chain, group, type, state key, event ID or null) of every delta row, ascending by group."""
         for number in range(len(self._groups)) if kept is None else sorted(kept):
             group = self._groups[number]
             for (event_type, state_key), event_id in group.changes.items():
                 yield group.chain, number, event_type, state_key, event_id
 
     def _add(self, base: int, changes: Mapping[StateKey, str | None]) -> int | None:
-        """The new group as a delta, or null when that breaks a bound."""
+        """Adds a group as a delta, and returns its number. Returns null if that would break a bound."""
         old = self._groups[base]
         on_tip = self._tips[old.chain] == base
         hops = self._hops_above(base)
@@ -250,19 +252,19 @@ class GroupBuilder:
         return self._store(_Group(base, chain, hops, keys, rows, dict(changes)))
 
     def _hops_above(self, base: int) -> int:
-        """The hops of a group on top of this one: a fork opens a chain of its own."""
+        """Returns the hops of a group on top of this one. A fork adds one, because it opens a chain."""
         old = self._groups[base]
         return old.hops if self._tips[old.chain] == base else old.hops + 1
 
     def _copy(self, base: int) -> int:
-        """A group with the state of ``base``, stored in full."""
+        """Returns a full copy of ``base``, made on the first call."""
         if base not in self._copies:
             copy = self._copies[base] = self.add_full(self.expand(base))
             self._originals[copy] = base
         return self._copies[base]
 
     def _add_full_on(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
-        """For changes as large as the state: storing the outcome writes less."""
+        """Adds a group in full. Used when the changes are as large as the state, because that writes fewer rows."""
         state = {**self.expand(base), **changes}
         return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})
 
@@ -281,7 +283,7 @@ class GroupBuilder:
         return (event_id is not None) - (self.lookup(base, key) is not None)
 
     def _line(self, group: int) -> Iterator[int]:
-        """The groups from this one down to its root."""
+        """Yields the group and all groups below it, down to the root."""
         number: int | None = group
         while number is not None:
             yield number

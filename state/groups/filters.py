@@ -1,7 +1,7 @@
-"""Which entries of a room's state are wanted (pure).
+"""Filters for the entries of a room's state (pure).
 
-A filter is a union: some exact keys, some whole types, and perhaps everything but some types. So the usual questions are
-one value each: the power levels, all members, all but the members, or all but the members with those who spoke.
+A filter is a union of exact keys, whole types, and perhaps all types but some. The usual questions are one value each: the
+power levels, all members, everything but the members, or that together with those who sent messages.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Event = TypeVar("Event")
 
 @dataclass(frozen=True, slots=True)
 class StateFilter:
-    """Lets an entry pass that is at one of ``keys``, of one of ``types``, or of any type but those in ``all_but``.
+    """A filter that accepts entries at one of ``keys``, of one of ``types``, or of any type outside ``all_but``.
 
-    ``all_but`` null: entries of other types do not pass. An empty one: everything passes.
+    With ``all_but`` null, other types are not accepted. With an empty one, every entry is.
     """
 
     keys: frozenset[StateKey] = frozenset()
@@ -31,51 +31,51 @@ class StateFilter:
 
     @classmethod
     def at(cls, keys: Iterable[StateKey]) -> StateFilter:
-        """The entries at these keys."""
+        """Returns a filter for exact keys."""
         return cls(keys=frozenset(keys))
 
     @classmethod
     def of_types(cls, types: Iterable[str]) -> StateFilter:
-        """All entries of these types, whatever their state key."""
+        """Returns a filter for all entries of these types, whatever their state key."""
         return cls(types=_types(types))
 
     @classmethod
     def members(cls) -> StateFilter:
-        """All members."""
+        """Returns a filter for all members."""
         return cls(types=frozenset({MEMBER}))
 
     @classmethod
     def without_members(cls) -> StateFilter:
-        """All but the members."""
+        """Returns a filter for everything but the members."""
         return cls(all_but=frozenset({MEMBER}))
 
     @classmethod
     def lazy(cls, users: Iterable[str]) -> StateFilter:
-        """What a client needs that asks for members as it meets them: these members and everything that is no member."""
+        """Returns a filter for clients that load members lazily: the given members, and everything that is no member."""
         return cls(keys=frozenset((MEMBER, user) for user in _types(users)), all_but=frozenset({MEMBER}))
 
     @property
     def is_everything(self) -> bool:
-        """Whether every entry passes."""
+        """True if every entry is accepted."""
         return self.all_but is not None and self.all_but <= self.types
 
     @property
     def is_keys_only(self) -> bool:
-        """Whether it names every key that may pass."""
+        """True if the filter names every key that it accepts."""
         return not self.types and self.all_but is None
 
     def passes(self, key: StateKey) -> bool:
-        """Whether the entry at this key is wanted."""
+        """Returns true if the entry at this key is accepted."""
         return key in self.keys or key[0] in self.types or (self.all_but is not None and key[0] not in self.all_but)
 
     def apply(self, state: Mapping[StateKey, Event]) -> dict[StateKey, Event]:
-        """What passes of a state that is at hand."""
+        """Returns the accepted entries of a state in memory."""
         if self.is_keys_only:
             return {key: state[key] for key in self.keys if key in state}
         return {key: event for key, event in state.items() if self.passes(key)}
 
     def __or__(self, other: StateFilter) -> StateFilter:
-        """A filter that lets pass what one of the two does."""
+        """Returns a filter that accepts what either of the two accepts."""
         return StateFilter(self.keys | other.keys, self.types | other.types, _both(self.all_but, other.all_but))
 
 

@@ -1,1 +1,1 @@
-"""State resolution: several states of a room into one."""
+"""State resolution: several states of a room become one."""

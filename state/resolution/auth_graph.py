@@ -1,8 +1,11 @@
-"""The events of a room as their auth events connect them: chains, what sets of events differ in, what lies between (pure).
+"""The graph of a room's events, connected by their auth events (pure).
 
-Every event has a *rank*, and its auth events have lower ones, so a walk from the highest rank downwards meets each event
-once, after all that lead to it, and can stop as soon as nothing below can matter. Nothing here recurses. Auth events that
-are not here are left out, and those of other rooms; so are those that would close a circle, which IDs that are hashes cannot do.
+It answers three questions: the auth chain of events, the auth difference of several sets, and the events between two others.
+
+Every event has a *rank*, which is higher than the ranks of its auth events. So a walk in descending order of rank meets each
+event once, after all events that lead to it, and can stop as soon as nothing below matters. Nothing recurses. Auth events
+that are missing or of another room are left out. So are auth events that would close a cycle, which is possible only in room
+versions whose event IDs are no hashes.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ __all__ = ["AuthGraph"]
 
 
 class AuthGraph:
-    """The auth events of a room's events; ``events`` may grow while the graph is in use.
+    """The auth events of a room's events. ``events`` may grow while the graph is in use.
 
-    ``create_event_id`` is implied among the auth events of all others in room version 12.
+    In room version 12 ``create_event_id`` is an implied auth event of all others.
     """
 
     def __init__(self, events: Mapping[str, AuthEvent], version: RoomVersion, create_event_id: str | None) -> None:
@@ -33,16 +36,16 @@ class AuthGraph:
         self._open: set[str] = set()
 
     def auth_ids(self, event_id: str) -> list[str]:
-        """The auth events of an event that are here, the implied one included."""
+        """Returns the known auth events of an event, including the implied one."""
         event = self.events[event_id]
         named = (*event.auth_event_ids, *self._implied)
         return [o for o in named if o in self.events and self.events[o].room_id == event.room_id and o != event_id]
 
     def rank(self, event_id: str) -> int:
-        """The place of an event in an order in which auth events come first.
+        """Returns the rank of an event: its place in an order in which auth events come first.
 
-        Ranks are given when they are first asked for and never change: ask in the order of arrival, and recent events
-        have high ranks, which keeps walks short.
+        A rank is given on the first call and never changes. Ask in the order of arrival: recent events then have high ranks,
+        which keeps walks short.
         """
         ranks, stack = self._ranks, [event_id] if event_id not in self._ranks else []
         while stack:
@@ -63,10 +66,10 @@ class AuthGraph:
 
     # --- walks --------------------------------------------------------------------------------------------------
     def difference(self, sets: Sequence[Collection[str]], common: Iterable[str]) -> set[str]:
-        """Events that are in the auth chains of some sets and not of all; chains include their events.
+        """Returns the auth difference: events in the auth chains of some sets but not of all. A chain includes its events.
 
-        ``common`` events belong to every set. Time: all given events once, then only those whose rank is above that of the
-        lowest event of the answer, with their edges.
+        ``common`` events belong to every set. The walk visits all given events, then only events ranked above the lowest event of
+        the answer.
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {event_id: full for event_id in common if event_id in self.events}
@@ -92,9 +95,9 @@ class AuthGraph:
     def recent_difference(
         self, sets: Sequence[Collection[str]], is_common: Callable[[str], bool], most: int
     ) -> set[str] | None:
-        """The same where it can be had from the latest ``most`` ranked events; null: it cannot.
+        """Returns the auth difference if the latest ``most`` ranked events suffice to find it, else null.
 
-        ``is_common`` tells of events which are in every set besides. Events must have been ranked.
+        ``is_common`` returns true for events that belong to every set. All events must have been ranked.
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {}
@@ -116,16 +119,16 @@ class AuthGraph:
         return None if partial else found
 
     def _reach(self, reached: dict[str, int], sets: Sequence[Collection[str]]) -> None:
-        """Note for every event that is here in which sets it is, a bit for each."""
+        """Stores in ``reached`` the sets of every known event, one bit for each set."""
         for number, members in enumerate(sets):
             for event_id in members:
                 if event_id in self.events:
                     reached[event_id] = reached.get(event_id, 0) | 1 << number
 
     def between(self, event_ids: Collection[str]) -> set[str]:
-        """Events on a path of auth edges from one of the given events to another, ends included.
+        """Returns the events on a path of auth edges from one given event to another, including both ends.
 
-        Time: the events that can be reached and are not below the lowest given one, with their edges.
+        The walk visits the events that can be reached and are not ranked below the lowest given one.
         """
         ends = {event_id for event_id in event_ids if event_id in self.events}
         lowest = min((self.rank(event_id) for event_id in ends), default=0)
@@ -143,7 +146,7 @@ class AuthGraph:
         return found
 
     def within(self, event_ids: Iterable[str], limits: Collection[str]) -> dict[str, list[str]]:
-        """The given events and all auth events reached from them inside ``limits``, each with those auth events."""
+        """Returns the given events and all auth events reached from them inside ``limits``, each with those auth events."""
         found: dict[str, list[str]] = {}
         stack = list(event_ids)
         while stack:
@@ -155,19 +158,19 @@ class AuthGraph:
         return found
 
     def _below(self, event_id: str, rank: int) -> list[str]:
-        """Auth events of an event of this rank; drops what would close a circle."""
+        """Returns the auth events of an event with this rank, without those that would close a cycle."""
         return [other for other in self.auth_ids(event_id) if self.rank(other) < rank]
 
     # --- what the own auth events tell --------------------------------------------------------------------------
     def power_levels_event(self, event_id: str) -> str | None:
-        """The power level event among the auth events of an event."""
+        """Returns the power levels event among an event's auth events, or null."""
         for other in self.auth_ids(event_id):
             if state_key_of(self.events[other]) == POWER_LEVELS and self.events[other].state_key is not None:
                 return other
         return None
 
     def sender_level(self, event_id: str) -> float:
-        """The level of the sender of an event by its own auth events."""
+        """Returns the power level of an event's sender, according to the event's own auth events."""
         levels_id, create = self.power_levels_event(event_id), None
         for other in self.auth_ids(event_id):
             if state_key_of(self.events[other]) == CREATE:

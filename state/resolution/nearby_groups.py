@@ -1,8 +1,8 @@
-"""State resolution of groups that lie near to each other: only what they differ in is looked at (pure).
+"""Resolves the states of nearby state groups by looking only at their differences (pure).
 
-The answer is that of ``state.resolution.resolve`` on the groups' full states. There the time grows with the size of the states;
-here with the changes between the groups, and with the state events since the oldest one that is in question. Where these are
-more than the full states have, or the groups have no group in common that they build on, there is no answer.
+The result equals that of ``state.resolution.resolve`` on the full states. There, time grows with the size of the states.
+Here it grows with the changes between the groups and with the state events since the oldest disputed one. If these are more
+than a full state has, or if the groups share no group below, there is no answer, and the caller resolves the full states.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _SPARE_EVENTS = 100
 def resolve_near(
     rules: AuthRules, graph: AuthGraph, builder: GroupBuilder, groups: Sequence[int]
 ) -> Mapping[int, Changes] | None:
-    """For each of the groups (at least two), what turns its state into what they resolve to; null: resolve the full states.
+    """Returns for each group (at least two) the changes from its state to the resolved state, or null if there is no answer.
 
-    All events of the states must have been ranked (``AuthGraph.rank``), as they are when a whole history is worked out.
+    On null the caller resolves the full states. All events of the states must have been ranked (``AuthGraph.rank``), as they are
+    when a whole history is worked out.
     """
     if rules.version.resolution is Resolution.V1:
         return None
@@ -51,7 +52,7 @@ def resolve_near(
 
 
 class _Agreed:
-    """What all groups hold alike."""
+    """The entries that all groups hold alike."""
 
     def __init__(self, builder: GroupBuilder, group: int, disputed: set[StateKey]) -> None:
         self._builder, self._group, self._disputed = builder, group, disputed
@@ -69,7 +70,10 @@ def _is_agreed(graph: AuthGraph, agreed: _Agreed) -> Callable[[str], bool]:
 
 
 def _changes(builder: GroupBuilder, group: int, answer: Mapping[StateKey, str | None]) -> Changes:
-    """Entries that are put first, then those that are removed, both in order: as full states are compared."""
+    """Returns the changes to reach ``answer``: entries put, then entries removed, each in the order of keys.
+
+    Full states are compared in that order too, so both ways write equal rows.
+    """
     found = {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}
     put = sorted((key, event_id) for key, event_id in found.items() if event_id is not None)
     return {**dict(put), **dict.fromkeys(sorted(key for key, event_id in found.items() if event_id is None))}

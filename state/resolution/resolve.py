@@ -1,7 +1,7 @@
-"""State resolution: several states of a room -> one, the same for every server and every order of the states (pure).
+"""State resolution: several states of a room become one, equal for every server and every order of the states (pure).
 
-The algorithm is chosen by the room version. Rejected events are never taken in anew. Events that a state names and
-that are not here can neither win nor be judged by.
+The room version decides the algorithm. Rejected events are never added. Events that are named by a state but not known here can
+neither win nor authorise others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["resolve"]
 
 
 def resolve(rules: AuthRules, graph: AuthGraph, maps: Sequence[Mapping[StateKey, str]]) -> dict[StateKey, str]:
-    """The state that the given states (at least one) resolve to."""
+    """Returns the state that the given states (at least one) resolve to."""
     if all(state == maps[0] for state in maps[1:]):
         return dict(maps[0])
     if rules.version.resolution is Resolution.V1:

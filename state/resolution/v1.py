@@ -1,8 +1,8 @@
 """State resolution of room version 1 (pure).
 
-A key is in conflict when maps hold different events for it; one that is missing from some maps is not. Candidates are
-tried from the oldest to the newest for what decides about power, then from the newest to the oldest for everything
-else. Time: every candidate is sorted and judged once.
+A key is in conflict when states hold different events for it. A key that some states lack is not in conflict. Candidates for
+keys that decide about power are tried from the oldest to the newest, then all others from the newest to the oldest. Every
+candidate is sorted and authorised once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ StateMap = Mapping[StateKey, str]
 
 
 def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence[StateMap]) -> dict[StateKey, str]:
-    """One state out of several."""
+    """Returns the state that several states resolve to."""
     agreed, disputed = _separate(events, maps)
     context = _Context(events, agreed)
     groups = (
@@ -42,7 +42,7 @@ def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence
 def _separate(
     events: Mapping[str, AuthEvent], maps: Sequence[StateMap]
 ) -> tuple[dict[StateKey, str], dict[StateKey, list[str]]]:
-    """What the maps agree on, and of every other key the candidates that are here."""
+    """Returns the entries without conflict, and for every other key the candidates that are known here."""
     candidates: dict[StateKey, set[str]] = {}
     for state in maps:
         for key, event_id in state.items():
@@ -53,7 +53,7 @@ def _separate(
 
 
 class _Context:
-    """The state that candidates are judged by: what is agreed on, and the winners so far."""
+    """The state that authorises candidates: the entries without conflict, and the winners so far."""
 
     def __init__(self, events: Mapping[str, AuthEvent], agreed: StateMap) -> None:
         self._events = events
@@ -74,7 +74,7 @@ class _Context:
 
 
 def _by_age(events: Mapping[str, AuthEvent], event_ids: Sequence[str]) -> list[AuthEvent]:
-    """Oldest first; at equal depth by the hash of the ID, descending."""
+    """Returns the events, oldest first. Equal depths are ordered by the hash of the event ID, descending."""
     found = [events[event_id] for event_id in event_ids]
     return sorted(found, key=lambda event: (event.depth, _inverted_sha1(event.event_id)))
 
@@ -84,7 +84,7 @@ def _inverted_sha1(event_id: str) -> int:
 
 
 def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """The last candidate of the line in which each is allowed by the one before."""
+    """Returns the last candidate up to which each candidate is allowed by the one before it."""
     key = (by_age[0].type, by_age[0].state_key or "")
     best = by_age[0]
     for event in by_age[1:]:
@@ -97,7 +97,7 @@ def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Co
 
 
 def _newest_allowed(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """The newest candidate that is allowed; the oldest when none is."""
+    """Returns the newest candidate that is allowed, or the oldest if none is."""
     for event in reversed(by_age):
         if rules.refusal(event, context) is None:
             return event

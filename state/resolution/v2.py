@@ -1,11 +1,11 @@
 """State resolution of room versions 2 to 11, and its variant 2.1 of version 12 (pure).
 
-Every event that some maps hold or build on and others do not is a candidate. Those that decide about power come first, in an
-order in which higher power wins, then the others in the order of the power level events they were made under; each
-is judged once by the state as it grows. What all maps agree on stays in any case.
+Candidates are the events that some states hold, or have in their auth chains, and others do not. Power events are applied
+first, in an order that prefers senders of higher power. The others follow in the order of the power levels event they were made
+under. Each candidate is authorised once, by the state as it grows. Entries that all states share stay in any case.
 
-Time: linear in the size of the maps plus, times a logarithm, the candidates with their auth events and the part of the auth graph
-that is as recent as the oldest candidate (``state.resolution.auth_graph``).
+Time is linear in the size of the states. Beyond that it grows, times a logarithm, with the candidates, their auth events and
+the part of the auth graph that is as recent as the oldest candidate (``state.resolution.auth_graph``).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ StateMap = Mapping[StateKey, str]
 
 
 class Base(Protocol):
-    """What all maps agree on."""
+    """The entries that all states share."""
 
     def get(self, key: StateKey, /) -> str | None: ...
 
 
 def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> dict[StateKey, str]:
-    """One state out of several."""
+    """Returns the state that several states resolve to."""
     agreed, disputed = _separate(maps)
     added = settle(rules, graph, agreed, disputed, graph.difference(disputed, agreed.values()))
     return {**added, **agreed}
@@ -42,9 +42,10 @@ def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> 
 def settle(
     rules: AuthRules, graph: AuthGraph, agreed: Base, disputed: Sequence[Collection[str]], candidates: set[str]
 ) -> dict[StateKey, str]:
-    """What is taken in beside what all maps agree on, which stays: an entry for a key of ``agreed`` counts for nothing.
+    """Returns the entries that resolution adds to those all states share. An entry for a key of ``agreed`` has no effect.
 
-    ``disputed`` are the other events of each map, ``candidates`` those that are in the auth chains of some maps and not of all.
+    ``disputed`` holds the other events of each state. ``candidates`` are the events in the auth chains of some states but not of
+    all.
     """
     held = {event_id for members in disputed for event_id in members if event_id in graph.events}
     candidates = candidates | held
@@ -60,7 +61,7 @@ def settle(
 
 
 def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
-    """What all maps hold alike, and for each map its other events."""
+    """Returns the entries that all states share, and for each state its other events."""
     first: Set[tuple[StateKey, str]] = maps[0].items()
     agreed = dict(reduce(lambda common, state: common & state.items(), maps[1:], first))
     return agreed, [{event_id for _, event_id in state.items() - agreed.items()} for state in maps]
@@ -75,7 +76,7 @@ def _is_power_event(event: AuthEvent) -> bool:
 
 
 class _GrowingState:
-    """What was there from the beginning, and what was added to it."""
+    """The shared entries, and those added so far."""
 
     def __init__(self, events: Mapping[str, AuthEvent], base: Base) -> None:
         self._events = events
@@ -86,13 +87,13 @@ class _GrowingState:
         return self.added.get(key) or self._base.get(key)
 
     def event(self, key: StateKey) -> AuthEvent | None:
-        """The event there, unless it is rejected or not here."""
+        """Returns the event at this key, or null if it is rejected or unknown here."""
         found = self._events.get(self.event_id(key) or "")
         return found if found is not None and found.rejected_reason is None else None
 
 
 class _Context:
-    """The state that one candidate is judged by: its own auth events where the growing state has none."""
+    """The state that authorises one candidate: the growing state, and the candidate's own auth events where that has no entry."""
 
     def __init__(self, graph: AuthGraph, state: _GrowingState, event_id: str) -> None:
         own = (graph.events[other] for other in graph.auth_ids(event_id))
@@ -104,7 +105,7 @@ class _Context:
 
 
 def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Iterable[str]) -> None:
-    """Take in one candidate after the other if it is allowed by then."""
+    """Applies candidates in order, and adds each that the state allows by then."""
     for event_id in order:
         event = graph.events[event_id]
         if event.rejected_reason is None and rules.refusal(event, _Context(graph, state, event_id)) is None:
@@ -112,7 +113,7 @@ def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Itera
 
 
 def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[str]:
-    """Auth events first; among those that are free the sender of most power, then the oldest."""
+    """Returns events in reverse topological power order: auth events first, then by the sender's power, then the oldest."""
 
     def key(event_id: str) -> tuple[float, int, str]:
         return -graph.sender_level(event_id), graph.events[event_id].origin_server_ts, event_id
@@ -141,10 +142,10 @@ def _turned(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: str | None) -> list[str]:
-    """Events in the order of the power level events that they were made under, then by time.
+    """Returns events in the order of the power levels events that they were made under, then by time.
 
-    The *mainline* is the given power level event, the one that it was made under, and so on. An event belongs to the first
-    mainline event on its own such path; those that never meet the mainline come first.
+    The *mainline* is the given power levels event, the one that it was made under, and so on. An event belongs to the first
+    mainline event on its own such path. Events whose path never meets the mainline come first.
     """
     mainline, event_id = [], power_levels
     while event_id is not None and event_id in graph.events:
@@ -159,7 +160,7 @@ def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: s
 
 
 def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
-    """The epoch of an event; what is found is remembered for the whole path, so that no path is walked twice."""
+    """Returns the mainline position of an event. All events on the way get it too, so that no path is walked twice."""
     path: list[str] = []
     at: str | None = event_id
     while at is not None and at not in epochs:
@@ -171,6 +172,6 @@ def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
 
 
 def _older(graph: AuthGraph, event_id: str) -> str | None:
-    """The power level event that an event was made under; never one that leads in a circle."""
+    """Returns the power levels event that an event was made under, or null. An event that would close a cycle counts as none."""
     other = graph.power_levels_event(event_id)
     return other if other is not None and graph.rank(other) < graph.rank(event_id) else None

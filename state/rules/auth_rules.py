@@ -1,9 +1,9 @@
-"""The auth rules of room versions 1 to 12: whether an event may stand on a state (pure).
+"""The auth rules of room versions 1 to 12: whether a state allows an event (pure).
 
-The rules are those of the Matrix specification, one function for each, in its order; where the specification and servers in use
-differ, servers win, because every server of a room must decide alike (without a power level event sending state takes
-level 50). An answer is the reason of a refusal, or null when the event is allowed. Signatures of servers, hashes and sizes are
-checked elsewhere.
+The rules are those of the Matrix specification, one function each, in its order. Where servers in use differ from the
+specification, the rules follow the servers, because all servers of a room must decide alike. For example, without a power
+levels event, sending state takes level 50. A rule returns the reason of a refusal, or null if the event is allowed.
+Signatures of servers, hashes and sizes are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys, state_key_of
+from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys
 from state.rules.membership import MemberChange, SignedBy, membership_refusal
 from state.rules.power_level_changes import level_change_refusal
-from state.rules.power_levels import PowerLevels, creators_of
+from state.rules.power_levels import PowerLevels, creators_of, too_low
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion
 
 __all__ = ["AuthRules"]
@@ -33,7 +33,7 @@ _UNKNOWN = "not asked yet"
 class AuthRules:
     """The rules of one room version.
 
-    ``signed_by`` verifies third party invites; without it they are all refused.
+    ``signed_by`` verifies third-party invites. Without it all of them are refused.
     """
 
     def __init__(self, version: RoomVersion, signed_by: SignedBy = _no_signature) -> None:
@@ -44,9 +44,9 @@ class AuthRules:
         """By the last levels: (sender, type) of events that are no state -> why they may not be sent."""
 
     def refusal(self, event: AuthEvent, state: State) -> str | None:
-        """Why the event may not stand on this state, which need hold no more than its ``auth_keys``.
+        """Returns why a state does not allow an event, or null. The state needs to hold the event's ``auth_keys`` only.
 
-        In room version 12, too, the state must hold the create event.
+        In room version 12 it must hold the create event as well.
         """
         kind = event.type
         if kind == "m.room.create":
@@ -72,7 +72,7 @@ class AuthRules:
         return self._by_sender_level(event, levels)
 
     def levels(self, state: State, create: AuthEvent | None) -> PowerLevels:
-        """The power levels of a state."""
+        """Returns the power levels of a state. The latest answer is cached."""
         found = state.get(POWER_LEVELS)
         last = self._last_levels
         if last is not None and last[0] is found and last[1] is create:
@@ -84,7 +84,7 @@ class AuthRules:
         return levels
 
     def _by_sender_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
-        """The same answer for all events of a type by a sender that are no state."""
+        """Returns the same as ``_by_level``, cached by sender and type. Events that are no state share that answer."""
         key = event.sender, event.type
         known = self._by_sender.get(key, _UNKNOWN)
         if known is _UNKNOWN:
@@ -94,16 +94,16 @@ class AuthRules:
         return known
 
     def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
-        """Why an event may not name these auth events, whatever state they make up.
+        """Returns why an event may not list these auth events, or null. Their combined state does not matter here.
 
-        ``auth_events`` are those that it lists and that are here.
+        ``auth_events`` are the listed events that are known here.
         """
         if event.type == "m.room.create":
             return "a create event has no auth events" if event.auth_event_ids else None
         wanted = set(auth_keys(event, self.version))
         seen = set()
         for other in auth_events:
-            key = state_key_of(other)
+            key = other.type, other.state_key or ""
             if other.state_key is None or key not in wanted or (key == CREATE and self.version.room_id_is_create_hash):
                 return f"auth event {other.event_id} has no say about it"
             if key in seen:
@@ -139,7 +139,7 @@ class AuthRules:
         return None
 
     def _not_federated(self, event: AuthEvent, create: AuthEvent) -> str | None:
-        """m.federate: false keeps other servers out, as senders and as those whose membership changes."""
+        """Refuses other servers' events if ``m.federate`` is false: as senders, and as users whose membership changes."""
         if create.content.get("m.federate", True) is not False:
             return None
         home = _server(create.sender)
@@ -158,10 +158,10 @@ class AuthRules:
         has = levels.of_user(event.sender)
         if event.type == "m.room.third_party_invite":
             takes = levels.to("invite")
-            return f"the level of {event.sender} is {has:g}; to invite takes {takes}" if has < takes else None
+            return too_low(event.sender, has, "invite", takes) if has < takes else None
         takes = levels.to_send(event.type, is_state=event.state_key is not None)
         if has < takes:
-            return f"the level of {event.sender} is {has:g}; to send {event.type} takes {takes}"
+            return too_low(event.sender, has, f"send {event.type}", takes)
         if event.state_key is not None and event.state_key.startswith("@") and event.state_key != event.sender:
             return "the state key is another user"
         if event.type == "m.room.power_levels":
@@ -171,7 +171,7 @@ class AuthRules:
         return None
 
     def _redaction(self, event: AuthEvent, levels: PowerLevels) -> str | None:
-        """Versions 1 and 2; later ones decide when the redaction is applied."""
+        """Applies to versions 1 and 2. Later versions decide when the redaction takes effect."""
         if levels.of_user(event.sender) >= levels.to_redact():
             return None
         same = event.redacts is not None and _server(event.redacts) == _server(event.event_id)

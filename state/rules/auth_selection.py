@@ -1,4 +1,4 @@
-"""What the auth rules see of an event, and which state an event is judged by (pure)."""
+"""The parts of an event that the auth rules read, and the state entries that authorise an event (pure)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOIN_RULES: StateKey = ("m.room.join_rules", "")
 
 
 class AuthEvent(Protocol):
-    """What the rules look at. ``content`` may lack what no rule reads; ``membership`` is null unless it is text."""
+    """The fields that the rules read. ``content`` may lack keys that no rule reads. ``membership`` is null unless it is text."""
 
     @property
     def event_id(self) -> str: ...
@@ -47,21 +47,21 @@ class AuthEvent(Protocol):
 
 
 class State(Protocol):
-    """A room's state as the rules ask for it: a dictionary will do."""
+    """A room's state, as far as the rules need it. A dictionary fits."""
 
     def get(self, key: StateKey, /) -> AuthEvent | None: ...
 
 
 def state_key_of(event: AuthEvent) -> StateKey:
-    """The place of a state event in a state map."""
+    """Returns the key of a state event in a state map."""
     return event.type, event.state_key or ""
 
 
 def auth_keys(event: AuthEvent, version: RoomVersion) -> list[StateKey]:
-    """The places of the state that the event is judged by; none for a create event.
+    """Returns the keys of the state entries that authorise an event. A create event has none.
 
-    A superset of its auth events: not every place is taken. In room version 12 the create event counts without being
-    listed.
+    This is a superset of the event's auth events, because some keys may have no entry. In room version 12 the create event
+    counts without being listed.
     """
     if event.type == "m.room.create":
         return []

@@ -1,4 +1,4 @@
-"""Who may change whose membership (pure): the auth rules of m.room.member."""
+"""The auth rules of m.room.member: which users may change a membership (pure)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from state.rules.auth_selection import JOIN_RULES, AuthEvent, State
-from state.rules.power_levels import PowerLevels
+from state.rules.power_levels import PowerLevels, shown_level, too_low
 
 __all__ = ["MemberChange", "SignedBy", "membership_refusal"]
 
@@ -17,7 +17,7 @@ SignedBy = Callable[[Mapping[str, Any], Sequence[str]], bool]
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """An m.room.member event of ``sender`` about ``target``, and what it is judged by."""
+    """An m.room.member event of ``sender`` about ``target``, with the state that authorises it."""
 
     event: AuthEvent
     target: str
@@ -31,24 +31,24 @@ class MemberChange:
 
     @property
     def own(self) -> bool:
-        """True when the users change their own membership."""
+        """True if the user changes the own membership."""
         return self.sender == self.target
 
     def membership(self, user_id: str) -> str | None:
-        """The membership of a user before the change."""
+        """Returns the membership of a user before the change."""
         found = self.state.get(("m.room.member", user_id))
         return None if found is None else found.membership
 
     @property
     def join_rule(self) -> str:
-        """Who may join: only the invited where nothing is said."""
+        """The join rule of the state. Without one, only invited users may join."""
         found = self.state.get(JOIN_RULES)
         rule = None if found is None else found.content.get("join_rule", "invite")
         return rule if isinstance(rule, str) else "invite"
 
 
 def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
-    """Why the change is not allowed; null: it is."""
+    """Returns why the change is not allowed, or null."""
     match change.event.membership:
         case "join":
             return None if _is_creators_first_join(change) else _join(change)
@@ -66,7 +66,7 @@ def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
 
 
 def _is_creators_first_join(change: MemberChange) -> bool:
-    """The sender does not matter: that is how the rule is written, and all servers must decide alike."""
+    """Ignores the sender. The rule is written that way, and all servers must decide alike."""
     creator = change.create.sender
     if not change.levels.version.newer_redactions:
         creator = change.create.content.get("creator", "")
@@ -93,7 +93,7 @@ def _join(change: MemberChange) -> str | None:
 
 
 def _authorised_join(change: MemberChange) -> str | None:
-    """A join that a member vouches for."""
+    """Refuses a restricted join, unless a member with the right to invite has authorised it."""
     user = change.event.content.get("join_authorised_via_users_server")
     if not isinstance(user, str):
         return f"{change.target} is not invited, and no member vouches for the join"
@@ -114,7 +114,7 @@ def _invite(change: MemberChange) -> str | None:
 
 
 def _third_party_invite(change: MemberChange, signed_by: SignedBy) -> str | None:
-    """An invite for which an identity server vouches, on the ground of a third party invite in the state."""
+    """Refuses a third-party invite, unless an identity server that the state names has signed it."""
     if change.membership(change.target) == "ban":
         return f"{change.target} is banned"
     invite = change.event.content["third_party_invite"]
@@ -176,9 +176,11 @@ def _knock(change: MemberChange) -> str | None:
 
 def _lacks(change: MemberChange, act: str) -> str | None:
     has, takes = change.levels.of_user(change.sender), change.levels.to(act)
-    return f"the level of {change.sender} is {has:g}; to {act} takes {takes}" if has < takes else None
+    return too_low(change.sender, has, act, takes) if has < takes else None
 
 
 def _does_not_outrank(change: MemberChange) -> str | None:
     has, other = change.levels.of_user(change.sender), change.levels.of_user(change.target)
-    return f"the level of {change.sender}, {has:g}, is not above that of {change.target}" if has <= other else None
+    if has > other:
+        return None
+    return f"the level of {change.sender}, {shown_level(has)}, is not above that of {change.target}"

@@ -1,7 +1,7 @@
-"""Who may change which power levels (pure).
+"""The auth rules of m.room.power_levels: which levels a sender may change (pure).
 
-Rule 10 of the auth rules: levels must be readable, nobody grants or takes what is above the own level, and nobody
-changes the level of another who has as much.
+This is rule 10 of the auth rules. Levels must be readable. A sender grants or takes no level above the own one, and does not
+change the level of another user who has at least as much.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from state.rules.power_levels import PowerLevels, level_of
+from state.rules.power_levels import PowerLevels, level_of, shown_level
 from state.rules.room_versions import RoomVersion
 
 __all__ = ["level_change_refusal"]
@@ -18,7 +18,7 @@ _NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "re
 
 
 def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevels) -> str | None:
-    """Why ``sender`` may not replace ``levels`` by a power level event with this content; null: it is allowed."""
+    """Returns why ``sender`` may not replace ``levels`` by a power levels event with this content, or null."""
     version = levels.version
     reason = _unreadable(new, version) or _names_creators(new, levels)
     if reason is not None or levels.content is None:
@@ -30,9 +30,10 @@ def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevel
             continue
         shown = f"{place} {key}".strip()
         if place == "users" and key != sender and old_level is not None and old_level >= own:
-            return f"the level of {key} is {old_level}, and only who has more than that may change it"
+            return f"the level of {key} is {shown_level(old_level)}, and only who has more than that may change it"
         if any(level is not None and level > own for level in (old_level, new_level)):
-            return f"{shown}: changing {old_level} to {new_level} takes more than the sender's level {own:g}"
+            change = f"changing {shown_level(old_level)} to {shown_level(new_level)}"
+            return f"{shown}: {change} takes more than the sender's level {shown_level(own)}"
     return None
 
 
@@ -42,7 +43,7 @@ def _names_creators(new: Mapping[str, Any], levels: PowerLevels) -> str | None:
 
 
 def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
-    """The first thing that is not a level where one should be."""
+    """Returns the first value that should be a level and is none, or null."""
     if reason := _unreadable_users(content.get("users", {}), version):
         return reason
     for place in ("events", "notifications"):
@@ -76,7 +77,7 @@ def _checked(place: str, version: RoomVersion) -> bool:
 def _changes(
     old: Mapping[str, Any], new: Mapping[str, Any], version: RoomVersion
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """(place, key, old value, new value) of every level that either content names."""
+    """Yields (place, key, old value, new value) for every level that either content names."""
     for name in _NAMED:
         yield name, "", old.get(name), new.get(name)
     for place in ("users", "events", "notifications"):

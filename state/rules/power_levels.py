@@ -1,4 +1,4 @@
-"""Power levels as the room's rules read them (pure)."""
+"""Power levels of a room, as its version reads them (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of"]
+__all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of", "shown_level", "too_low"]
 
 _CREATOR_LEVEL = 100
 _LONGEST_TEXT = 100
@@ -19,9 +19,9 @@ DEFAULT_LEVELS: Mapping[str, int] = {"ban": 50, "kick": 50, "redact": 50, "invit
 
 
 def level_of(value: Any, version: RoomVersion) -> int | None:
-    """A level as written, or null for what is none.
+    """Returns the level of a value in an event, or null if it is none.
 
-    Before room version 10 text of digits counts too, and fractions are cut off.
+    Before room version 10 text of digits is a level too, and fractions are cut off.
     """
     if type(value) is int:
         return value
@@ -37,10 +37,20 @@ def level_of(value: Any, version: RoomVersion) -> int | None:
     return None
 
 
-def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -> frozenset[str]:
-    """Who made a room, from its create event: the named creator, from version 11 on the sender.
+def shown_level(level: float | None) -> str:
+    """A level for a message; a very long one by its size, since before room version 6 it may have thousands of digits."""
+    return f"of {level.bit_length()} bits" if isinstance(level, int) and level.bit_length() > 200 else str(level)
 
-    In version 12 more users may be named beside the sender.
+
+def too_low(user_id: str, level: float, act: str, takes: int) -> str:
+    """The reason of a refusal."""
+    return f"the level of {user_id} is {shown_level(level)}; to {act} takes {shown_level(takes)}"
+
+
+def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -> frozenset[str]:
+    """Returns the creators of a room by its create event: the named creator, or from version 11 on the sender.
+
+    In version 12 the event may name more creators beside the sender.
     """
     if not version.newer_redactions:
         creator = content.get("creator")
@@ -52,10 +62,10 @@ def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -
 
 @dataclass(frozen=True, slots=True)
 class PowerLevels:
-    """The levels that hold at a point of a room.
+    """The power levels at one point of a room.
 
-    ``content`` is that of the power level event, null while there is none: then creators have 100 and others 0. In
-    room version 12 creators are above every number.
+    ``content`` is that of the power levels event, or null if there is none. Without one, creators have level 100 and others 0.
+    In room version 12 creators rank above every number.
     """
 
     version: RoomVersion
@@ -63,7 +73,7 @@ class PowerLevels:
     creators: Collection[str]
 
     def of_user(self, user_id: str) -> float:
-        """The level of a user."""
+        """Returns the level of a user."""
         if user_id in self.creators:
             if self.version.room_id_is_create_hash:
                 return math.inf
@@ -73,15 +83,15 @@ class PowerLevels:
         return level if level is not None else self._named("users_default", 0)
 
     def to(self, act: str) -> int:
-        """The level that an act of ``DEFAULT_LEVELS`` takes."""
+        """Returns the level that an action of ``DEFAULT_LEVELS`` takes."""
         return self._named(act, DEFAULT_LEVELS[act])
 
     def to_redact(self) -> int:
-        """The level that redacting others' events takes."""
+        """Returns the level that redacting another user's event takes."""
         return self.to("redact")
 
     def to_send(self, event_type: str, *, is_state: bool) -> int:
-        """The level that sending an event of this type takes."""
+        """Returns the level that sending an event of this type takes."""
         level = self._entry("events", event_type)
         if level is not None:
             return level

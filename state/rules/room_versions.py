@@ -1,6 +1,6 @@
-"""What differs between room versions 1 to 12, as a table (pure).
+"""The features of room versions 1 to 12, as a table (pure).
 
-Each version is its predecessor with a few features changed; code asks for a feature, never for a number.
+Each version is its predecessor with a few features changed. Code asks for a feature, never for a version number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "room_ve
 
 
 class EventIdForm(Enum):
-    """Where an event ID comes from."""
+    """The origin of an event ID."""
 
     CHOSEN = "chosen by the sender, a field of the event"
     HASH = "$ and the reference hash in standard base64"
@@ -31,7 +31,7 @@ class Resolution(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RoomVersion:
-    """The features of one room version; the defaults are those of version 1."""
+    """The features of one room version. The defaults are those of version 1."""
 
     name: str
     resolution: Resolution = Resolution.V1
@@ -81,7 +81,7 @@ ROOM_VERSIONS: dict[str, RoomVersion] = _versions()
 
 
 def room_version(name: str) -> RoomVersion:
-    """The version of that name; raises ``UnknownRoomVersion`` with the names that exist."""
+    """Returns the version of that name. Raises ``UnknownRoomVersion``, which lists the names that exist."""
     try:
         return ROOM_VERSIONS[name]
     except KeyError:

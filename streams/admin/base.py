@@ -15,7 +15,7 @@ from django.db import connections, models
 from django.http import HttpRequest
 from django.utils.functional import cached_property
 
-from streams.runtime.terminal import visible
+from streams.runtime.text import visible
 
 __all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
 

@@ -20,7 +20,7 @@ from streams.core.invalidation import (
     drops_of_columns,
     drops_of_room_state,
 )
-from streams.core.queries import ids_between_sql, ids_sql, maximum_sql, sequence_sql
+from streams.core.queries import ids_sql, maximum_sql, sequence_sql
 from streams.errors import ForeignFact
 
 __all__ = ["BoundStream", "Sample"]
@@ -34,6 +34,12 @@ class BoundStream:
 
     def __init__(self, declaration: StreamDeclaration) -> None:
         self.declaration = declaration
+        #: The stream's name, as on the wire.
+        self.name = declaration.name
+        #: Factor between an ID in the tables and the same ID everywhere else.
+        self.sign = declaration.sign
+        #: A table keeps only the newest row for each value of a column.
+        self.keeps_newest = any(table.newest_per for table in declaration.tables)
         self.models: list[type[Any]] = []
         self.sample: Sample | None = None
         #: The other streams that take their IDs from the same sequence: their positions move when this one is written.
@@ -48,11 +54,6 @@ class BoundStream:
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
-
-    @property
-    def name(self) -> str:
-        """The stream's name, as on the wire."""
-        return self.declaration.name
 
     def add_model(self, model: type[Any], sample: Sample | None) -> None:
         """Bind one more table; used by ``streams.registry.bind``."""
@@ -83,13 +84,12 @@ class BoundStream:
                 found.update(drops_of_room_state(room_id, users))
         return found
 
-    def check_model(self, fact: Any) -> None:
-        """Raise ``ForeignFact`` for a row of a table that is none of the stream's."""
-        if type(fact) not in self.models:
-            raise ForeignFact(
-                f"{type(fact).__name__} holds no facts of stream {self.name!r}; "
-                f"it is made of {', '.join(model.__name__ for model in self.models)}."
-            )
+    def foreign(self, fact: Any) -> ForeignFact:
+        """Returns the error for a row of a table that is none of the stream's ``models``."""
+        return ForeignFact(
+            f"{type(fact).__name__} holds no facts of stream {self.name!r}; "
+            f"it is made of {', '.join(model.__name__ for model in self.models)}."
+        )
 
     # --- what the database says (cursors of any connection) -------------------------------------------------------
 
@@ -105,11 +105,6 @@ class BoundStream:
             cursor.execute(maximum_sql(stream.declaration))
             found = max(found, int(cursor.fetchone()[0]))
         return found
-
-    def ids_between(self, cursor: Any, after: int, upto: int) -> list[int]:
-        """IDs of committed facts with ``after`` < ID <= ``upto``, ascending."""
-        cursor.execute(ids_between_sql(self.declaration), {"after": after, "upto": upto})
-        return [row[0] for row in cursor.fetchall()]
 
     def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
         """(writer, ID) of all rows at or above a position, ascending."""

@@ -22,7 +22,6 @@ __all__ = [
     "KeyRule",
     "StateChanges",
     "StateRule",
-    "all_stores",
     "any_depends_on_room_state",
     "apply_drops",
     "depends_on_room_state",
@@ -33,6 +32,7 @@ __all__ = [
     "register",
     "room_state_keys",
     "spoil_begun",
+    "stores",
 ]
 
 #: The special name of all caches that depend on the current state of a room.
@@ -72,20 +72,16 @@ def drops_nothing(row: Sequence[Any]) -> Iterable[Drop]:
     return ()
 
 
-_stores: dict[str, CacheStore] = {}
+#: The caches of this process, by name.
+stores: dict[str, CacheStore] = {}
 _state_rules: dict[str, StateRule] = {}
 
 
 def register(name: str, store: CacheStore) -> None:
     """A cache of that name exists in this process; raises ``ValueError`` when there is one already."""
-    if name in _stores:
+    if name in stores:
         raise ValueError(f"There are two caches named {name!r}: give each cached function a name of its own.")
-    _stores[name] = store
-
-
-def all_stores() -> Mapping[str, CacheStore]:
-    """The caches of this process, by name."""
-    return _stores
+    stores[name] = store
 
 
 def depends_on_room_state(cache: str, rule: StateRule) -> None:
@@ -155,14 +151,14 @@ def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
 def spoil_begun(drops: Iterable[Drop], owner: object) -> None:
     """``owner`` makes these values old: what it has begun to compute of them is of before, and not to be kept at its end."""
     for drop in drops:
-        if (store := _stores.get(drop.cache)) is not None:
+        if (store := stores.get(drop.cache)) is not None:
             store.spoil(drop.key, owner)
 
 
 def apply_drops(drops: Iterable[Drop], by: object = None) -> None:
     """Drop them, where the cache is one of this process; ``by`` keeps what it put there itself."""
     for drop in drops:
-        store = _stores.get(drop.cache)
+        store = stores.get(drop.cache)
         if store is None:
             continue
         if drop.key is None:

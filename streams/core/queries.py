@@ -22,7 +22,6 @@ __all__ = [
     "bounds_sql",
     "column_sql",
     "cut_whole_tokens",
-    "ids_between_sql",
     "ids_sql",
     "maximum_sql",
     "order_sql",
@@ -151,15 +150,6 @@ def ids_sql(declaration: StreamDeclaration) -> str:
         )
         extra = f" AND ({table.where})" if table.where else ""
         selects.append(f"SELECT {table.writer_column}, {token} AS token FROM {table.name} WHERE {bound}{extra}")
-    return " UNION ".join(selects) + " ORDER BY token"
-
-
-def ids_between_sql(declaration: StreamDeclaration) -> str:
-    """Tokens of all rows with ``after < token <= upto``, ascending."""
-    selects = [
-        f"SELECT {token_sql(declaration, table)} AS token FROM {table.name} WHERE {bounds_sql(declaration, table)}"
-        for table in declaration.tables
-    ]
     return " UNION ".join(selects) + " ORDER BY token"
 
 

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from streams.errors import TokenError
 
-__all__ = ["RoomToken", "VectorToken", "in_range", "numbered"]
+__all__ = ["RoomToken", "VectorToken", "numbered"]
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}\Z")
 _ENTRY_LIMIT = 10_000
@@ -141,11 +141,6 @@ class VectorToken:
         writers = {*self.entries, *high.entries}
         positions = {w: max(self.position_of(w), min(last_read, high.position_of(w))) for w in writers}
         return VectorToken.of(base, positions)
-
-
-def in_range(low: VectorToken, high: VectorToken, writer: str | None, position: int) -> bool:
-    """Whether a fact lies after ``low`` and not after ``high``; rows without a writer compare with the bases."""
-    return not low.covers(writer, position) and high.covers(writer, position)
 
 
 @dataclass(frozen=True, slots=True)

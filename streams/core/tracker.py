@@ -20,8 +20,8 @@ from streams.core.tokens import VectorToken
 __all__ = ["Fetch", "PositionTracker", "TrackerState"]
 
 _FEW = 16
-#: More single complete IDs than this above the linear position are not kept: the largest are dropped, and read again from
-#: the tables once the linear position is about to come to them.
+#: Most single complete IDs that are kept above the linear position. Beyond that the largest are dropped, and the linear
+#: position crosses those only by the minimum of the writers' positions.
 KNOWN_DONE_LIMIT = 100_000
 #: Complete own IDs above an unfinished one are put together when they are more than this: only the last of a run matters.
 _FINISHED_LIMIT = 10_000
@@ -66,8 +66,6 @@ class PositionTracker:
         self._fetching: list[Fetch] = []
         self._thin_at = _FINISHED_LIMIT
         self._known_done: list[int] = []  # heap
-        self._dropped: tuple[int, int] | None = None  # smallest and largest ID that was too many to keep
-        self._cuts = 0
         self._lost_ids = False  # IDs were taken that nobody knows, after all that are known
         self._real = state.highest_real  # largest ID that is known to be complete and that this process may claim
         self._real_above: list[int] = []  # sorted: such IDs that it may not claim yet
@@ -135,7 +133,8 @@ class PositionTracker:
             self._lost_ids = not done
             if done:
                 self._max_allocated_seen = max(self._max_allocated_seen, *done)
-                self._take_unfinished(done)
+                if self._unfinished:
+                    self._take_unfinished(done)
                 self._finish(done, written=True)
             self._raise_own_position()
             self._note_done(done)
@@ -287,44 +286,15 @@ class PositionTracker:
         while self._known_done and self._known_done[0] <= self._linear + 1:
             self._linear = max(self._linear, heapq.heappop(self._known_done))
         if len(self._known_done) > self._known_done_limit:
-            self._drop_known_done()
-        if self._dropped is not None and self._dropped[1] <= self._linear:
-            self._dropped = None  # the positions of others passed them
+            # Half of them, so that this is rare; the smaller ones, since the linear position comes to those first. A run ends
+            # before a dropped ID: silent is at 10, 12 to 14 are kept, 15 to 29 are not. Silent announces 11, and the linear
+            # position goes to 14. Silent hears of 29, is idle, announces 29, and the minimum takes the linear position there.
+            self._known_done = sorted(set(self._known_done))[: self._known_done_limit // 2]  # a sorted list is a heap
         self._own_max = max(self._own_max, self._linear, self._own_position)
         covered = bisect_right(self._real_above, self._own_max)
         if covered:
             self._real = self._real_above[covered - 1]
             del self._real_above[:covered]
-
-    def _drop_known_done(self) -> None:
-        """Keep the smaller half: the linear position comes to those first."""
-        known = sorted(set(self._known_done))
-        keep = self._known_done_limit // 2
-        self._known_done, dropped = known[:keep], known[keep:]  # a sorted list is a heap
-        if dropped:
-            low, high = self._dropped or (dropped[0], dropped[-1])
-            self._dropped = min(low, dropped[0]), max(high, dropped[-1])
-            self._cuts += 1
-
-    @property
-    def replay_from(self) -> int | None:
-        """Where the linear position may stand only because IDs were dropped; give ``replay_done`` the rows from there on."""
-        with self._lock:
-            low = None if self._dropped is None else self._dropped[0]
-            return self._linear if low is not None and low <= self._linear + 1 else None
-
-    def replay_done(self, ids: Iterable[int], upto: int | None) -> bool:
-        """Committed IDs from ``replay_from`` on, ascending, as the tables have them now; ``upto``: read so far, None: all.
-
-        Rows of the tables are complete facts, so a run of them moves the linear position exactly as if none had
-        been dropped. Returns whether there is something to announce.
-        """
-        with self._lock:
-            before = self._real
-            if self._dropped is not None:
-                self._dropped = None if upto is None or upto >= self._dropped[1] else (upto + 1, self._dropped[1])
-            self._note_done(ids)
-            return self._real > before
 
     def _minimum(self) -> int:
         """Up to where every writer that is known here is complete.
@@ -414,18 +384,6 @@ class PositionTracker:
             counts = self._written, self._rolled_back
             self._written = self._rolled_back = 0
             return counts
-
-    @property
-    def known_done_size(self) -> int:
-        """How many single IDs wait above the linear position; it grows while a silent writer holds that back."""
-        with self._lock:
-            return len(self._known_done)
-
-    @property
-    def known_done_cuts(self) -> int:
-        """How often they were too many to keep."""
-        with self._lock:
-            return self._cuts
 
     def token(self) -> VectorToken:
         """The vector position: linear, plus every writer that is ahead of it."""

@@ -48,6 +48,8 @@ __all__ = [
     "in_transaction",
     "migrate_key",
     "missing",
+    "notify_queue_full",
+    "notify_queue_usage",
     "past_pooler",
     "publisher_key",
     "read_in_order",
@@ -73,6 +75,8 @@ class BehindPooler(psycopg2.OperationalError):
 connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
 #: What it raises for a table, a sequence or a column that is not there: waiting does not help.
 missing = (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn)
+#: What it raises at the commit of a notification for which the server has no room.
+notify_queue_full = psycopg2.errors.ProgramLimitExceeded
 #: What ``get_transaction_status`` says of a connection without a transaction, and of one with a transaction that is whole.
 IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
 OPEN = (psycopg2.extensions.TRANSACTION_STATUS_INTRANS, psycopg2.extensions.TRANSACTION_STATUS_ACTIVE)
@@ -326,6 +330,16 @@ class _PreparingCursor(psycopg2.extensions.cursor):
             execute_prepared(self, query, vars)
         finally:
             self._is_preparing = False
+
+
+def notify_queue_usage(cursor: Any) -> float:
+    """Returns how full the server's queue of notifications is, from 0 to 1, after what nobody waits for is removed from it.
+
+    The server itself removes that when it takes a notification. A session listens in a transaction and the queue fills; the
+    session ends, and since the queue is full no notification is taken: it stays full until somebody asks this.
+    """
+    cursor.execute("SELECT pg_notification_queue_usage()")
+    return float(cursor.fetchone()[0])
 
 
 class KeptConnection:

@@ -93,7 +93,7 @@ class Chunk:
     @cached_property
     def _instances(self) -> dict[int, list[Model]]:
         stream = registry.get(self.stream)
-        sign = stream.declaration.sign
+        sign = stream.sign
         wanted = list({row.token for row in self.rows})
         by_table = {model._meta.db_table: model for model in stream.models}
         found: dict[int, list[Model]] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from streams import registry
-from streams.catalog.presence import PRESENCE_STATES
+from streams.catalog.declarations import PRESENCE_STATES
 from streams.core.json_codec import encode_json
 from streams.errors import BadJson, UnusableFact
 from streams.models.catalog import (
@@ -118,7 +118,7 @@ def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
     with registry.get(stream_name).reserve() as reservation:
         token = reservation.ids[0]
         for row in rows:
-            setattr(row, row.id_field, token * reservation.stream.declaration.sign)
+            setattr(row, row.id_field, token * reservation.stream.sign)
         reservation.write_directly(*rows)
         return token
 

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections
 
 from streams import registry
-from streams.catalog.federation import FEDERATION_TYPES
+from streams.catalog.declarations import FEDERATION_TYPES
 from streams.conf import stream_settings
 from streams.errors import UnusableFact
 from streams.homeserver.append import append_rows, json_text

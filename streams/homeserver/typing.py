@@ -23,7 +23,7 @@ from streams.models.catalog import Typing
 from streams.runtime.logs import Condition, get_logger
 from streams.writing.process import before_leaving, current_writer
 
-__all__ = ["expire_typing", "set_typing", "stop_expiry", "typing_in"]
+__all__ = ["expire_typing", "set_typing", "stop_expiry"]
 
 log = get_logger(__name__)
 _NOT_EXPIRED = Condition(log, "typing.not_expired", "typing.expired_again")
@@ -70,13 +70,6 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
         if is_typing:
             transaction.on_commit(_EXPIRY.look, using=using)
         return _append_list(cursor, room_id) if changed else None
-
-
-def typing_in(room_id: str) -> list[str]:
-    """Who is typing in the room now, in the order in which they began."""
-    with connections[stream_settings().database].cursor() as cursor:
-        cursor.execute(_LIST, [room_id])
-        return [row[0] for row in cursor.fetchall()]
 
 
 def expire_typing() -> int:

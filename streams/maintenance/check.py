@@ -1,10 +1,11 @@
 """Whether sequences, tables and stored positions of all streams agree, and moving sequences forward where they do not.
 
-Thin edge for ``manage.py check_streams``: reads with a cursor of a direct connection.
+Thin edge for ``manage.py check_streams`` and ``resync positions``: reads with a cursor of a direct connection.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from streams.db.sequences import move_forward
 from streams.reading.rows import stored_positions
 from streams.stream import Stream
 
-__all__ = ["Finding", "inspect_streams", "repair"]
+__all__ = ["Finding", "inspect_streams", "repair", "repair_streams"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +74,10 @@ def repair(cursor: Any, stream: Stream) -> int:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
         move_forward(cursor, stream.declaration.sequence, _inspect(cursor, stream).wanted_sequence)
         return stream.sequence_value(cursor)
+
+
+def repair_streams(cursor: Any) -> Iterator[tuple[Finding, int]]:
+    """Moves every sequence forward that is behind; yields what was found of its stream, and where it stands then."""
+    for finding in inspect_streams(cursor):
+        if not finding.well:
+            yield finding, repair(cursor, registry.get(finding.stream))

@@ -10,7 +10,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.facts import Fact
 from streams.models.catalog import (
     AccountDataChange,
@@ -130,10 +130,6 @@ class StreamPosition(models.Model):
     facts_written = models.BigIntegerField(db_default=0, help_text="completed by a commit, in all lives of the writer")
     facts_rolled_back = models.BigIntegerField(db_default=0, help_text="completed by a rollback")
     facts_resolved = models.BigIntegerField(db_default=0, help_text="last seen pending when the writer was proven dead")
-    known_done_ids = models.IntegerField(
-        db_default=0,
-        help_text="single complete IDs that its process keeps above the linear position, while they are many",
-    )
     updated_at = models.DateTimeField(db_default=Now())
 
     objects = models.Manager()

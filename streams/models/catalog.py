@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 
-from streams import catalog
+from streams.catalog import declarations as catalog
 from streams.conf import stream_settings
 from streams.facts import Fact
 from streams.registry import Sample, bind

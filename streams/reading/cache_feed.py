@@ -21,7 +21,7 @@ from streams import epochs
 from streams.conf import stream_settings
 from streams.core import lookup
 from streams.core.bound import BoundStream
-from streams.core.invalidation import all_stores, apply_drops
+from streams.core.invalidation import apply_drops, stores
 from streams.core.positions import linear_position
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
@@ -132,7 +132,7 @@ class CacheFeed:
         if epochs.is_another_life(self._epoch, found):
             self._cursors.clear()
             self._own.clear()
-            for store in all_stores().values():
+            for store in stores.values():
                 store.drop_all()
         self._epoch = found
 
@@ -223,7 +223,7 @@ class CacheFeed:
         except Exception as error:  # noqa: BLE001 - a rule of the site's own; no value may survive it
             reason = f"{type(error).__name__}: {error}"
         log.warning("caches.all_dropped", stream=stream.name, writer=writer, reason=reason)
-        for store in all_stores().values():
+        for store in stores.values():
             store.drop_all()
 
 
@@ -310,7 +310,7 @@ def forget_feeds() -> None:
     for feed in list(_feeds.values()):
         feed.stop()
     _feeds.clear()
-    for store in all_stores().values():
+    for store in stores.values():
         store.drop_all()
 
 
@@ -319,7 +319,7 @@ def _after_fork() -> None:
     global _guard  # noqa: PLW0603
     _feeds.clear()
     _guard = threading.Lock()
-    for store in all_stores().values():
+    for store in stores.values():
         store.after_fork()
 
 

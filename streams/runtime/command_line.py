@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from streams.runtime import systemd
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand", "service_begins"]
 

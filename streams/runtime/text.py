@@ -1,4 +1,4 @@
-"""What peers choose, for others to see: names as labels of metrics and history, texts on pages (pure)."""
+"""Text that peers choose, for others to see: labels of metrics and history, texts on pages and terminals (pure)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import re
 from collections.abc import Container, Sized
 from typing import Protocol
 
-__all__ = ["MOST_LABELS", "OTHER", "plain_label", "shown"]
+__all__ = [
+    "MOST_LABELS",
+    "OTHER",
+    "plain_label",
+    "printable",
+    "shown",
+    "visible",
+]
 
 MOST_LABELS = 100
 OTHER = "other"
@@ -27,3 +34,15 @@ def shown(text: str | None, most: int = 200) -> str:
     """Text that may come from anybody, as it can stand on a page: control characters made visible, cut when it is long."""
     clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text or "")
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"
+
+
+def printable(text: str) -> str:
+    """The text with control characters, line ends and the like written as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def visible(text: str) -> str:
+    """The same of a text of several lines, which stay lines: what a page shows."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

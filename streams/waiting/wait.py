@@ -27,7 +27,7 @@ from streams.core.tokens import VectorToken
 from streams.core.tracker import PositionTracker, TrackerState
 from streams.db import driver
 from streams.errors import TokenError, WaitTimedOut
-from streams.reading import cache_feed, overflow_replay
+from streams.reading import cache_feed
 from streams.reading.pokes import Poke, PokeListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, writer_names
@@ -242,7 +242,6 @@ class _View:
             for poke in pokes:
                 if poke.position is not None and poke.stream not in look:
                     self._trackers[poke.stream].advance(poke.writer, poke.position)
-        self._look_after_crowded()
         self._wake()
 
     def _may_start_anew(self, stream: str) -> bool:
@@ -250,13 +249,6 @@ class _View:
         if stream not in self._generations or stream not in lookup.names():
             return True
         return lookup.get(stream).declaration.in_memory
-
-    def _look_after_crowded(self) -> None:
-        known = [(name, self._trackers[name]) for name in lookup.names() if name in self._trackers]
-        dropped = {name: found for name, found in known if found.known_done_cuts}
-        if dropped:
-            with self._connection.cursor() as cursor:
-                overflow_replay.look_after(cursor, dropped)
 
     def _look(self, streams: list[str] | None) -> tuple[str, _Found]:
         """The epoch and the stored positions; before caches drop what these make old."""
@@ -311,6 +303,9 @@ def _view(using: str | None) -> _View:
             if view is None:
                 view = _View(alias)
                 view.start()
+                writers.when_moved.add(
+                    _own_moved
+                )  # first: whoever finds the view waits for commits of this process, too
                 _views[alias] = view
     return view
 
@@ -319,9 +314,6 @@ def _own_moved(using: str) -> None:
     view = _views.get(using)
     if view is not None:
         view.own_moved()
-
-
-writers.when_moved.append(_own_moved)
 
 
 def forget_views() -> None:

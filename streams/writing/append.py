@@ -8,9 +8,7 @@ the slower way in steps (``Reservation``) finds out why.
 * In the caller's transaction the message brings its number too; from there all is as for any reservation.
 * Without one, the message is its own transaction: when the answer comes, it is committed. IDs that are not known yet are
   covered by the fetch, which holds the position back until then. When the answer does not come, neither outcome nor IDs are
-  known: a ``Doubt``, which the background thread settles by evidence. Every such message takes, shared, a lock that no
-  other message ever takes. Whoever gets that lock exclusively knows that the message is not at work; whoever keeps it knows
-  that it never will be, wherever it may have been delayed; and then the table tells which IDs it committed.
+  known: a ``Doubt``, which the background thread settles by evidence (``streams.writing.in_doubt``).
 
 Facts of several tables, facts of which only some leave a column to its default, very many facts, and transactions with a
 frozen snapshot take the way in steps.
@@ -18,10 +16,7 @@ frozen snapshot take the way in steps.
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,11 +29,12 @@ from django.db.models.expressions import DatabaseDefault
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import BadCount, ForeignFact
+from streams.writing.in_doubt import NOT_LATE, Doubt, exchange_is_over, is_rolled_back
 from streams.writing.insert import PLAIN_VALUES, fields_to_fill
 from streams.writing.process import current_writer
 from streams.writing.reservation import LARGEST_COUNT, Reservation
 from streams.writing.side_effects import has_effects
-from streams.writing.transaction import Doubt, OpenTransaction
+from streams.writing.transaction import OpenTransaction
 from streams.writing.writer import Tenure, WriterProcess
 
 if TYPE_CHECKING:
@@ -54,7 +50,6 @@ __all__ = ["append_facts", "check_new_facts"]
 #: More facts than this go in steps: several statements.
 MOST_FACTS = 1_000
 
-_OPERATOR_INTERVENED = "57"  # class of SQLSTATE: an administrator's or a time limit's word may come after the commit
 _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
 
 
@@ -76,7 +71,7 @@ def append_facts(
         appending = _Appending(stream, alias, beside)
         ids = appending.run(message)
         if ids:
-            sign, name = stream.declaration.sign, appending.tenure.name
+            sign, name = stream.sign, appending.tenure.name
             for fact, number in zip(facts, ids, strict=True):
                 setattr(fact, fact.id_field, number * sign)
                 fact.instance_name = name
@@ -95,7 +90,8 @@ def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
             f"when there is nothing to append."
         )
     for fact in facts:
-        stream.check_model(fact)
+        if type(fact) not in stream.models:
+            raise stream.foreign(fact)
         if getattr(fact, fact.id_field) is not None:
             raise ForeignFact(
                 f"Stream {stream.name}: a {type(fact).__name__} given to append() has ID {getattr(fact, fact.id_field)} "
@@ -178,7 +174,6 @@ _HELD = (
     "FROM streams_instance AS held WHERE held.name = %s AND held.lease = %s"
     " AND current_setting('transaction_isolation') = 'read committed'"
 )
-_NOT_LATE = " AND pg_try_advisory_xact_lock_shared(%s)"
 
 
 @cache
@@ -193,7 +188,7 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count
     names = ", ".join(f'"{columns_by_attribute[attribute]}"' for attribute in attributes)
     id_column = columns_by_attribute[model.id_field]
     minus = "-" if stream.declaration.backward else ""
-    held = _HELD + (_NOT_LATE if alone else "")
+    held = _HELD + (f" AND {NOT_LATE}" if alone else "")
     insert = f'INSERT INTO "{model._meta.db_table}" ({names}) '
     nextval = f"nextval('{stream.declaration.sequence}')"
     places = "".join(f", {column.place}" for column in content)
@@ -292,41 +287,19 @@ class _Appending:
                 self._end_fetch(fetch)
 
     def _alone(self, message: _Message) -> list[int]:
-        key = next(_lock_keys)
+        key = next(self.writer.in_doubt.lock_keys)
         fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         ids: list[int] | None = None
         try:
             ids = sorted(row[0] for row in self._send(message, key))
         except BaseException as error:
-            if self._is_rolled_back(error):
+            if is_rolled_back(error, self.connection):
                 ids = []
             raise
         finally:
             if ids is None:
-                self.writer.doubt(Doubt(self.stream, self.tracker, fetch, key, self._exchange_is_over()))
+                over = exchange_is_over(self.connection)
+                self.writer.in_doubt.doubt(Doubt(self.stream, self.tracker, fetch, key, over))
             elif self.tracker.settle(fetch, ids):
                 self.writer.announce_soon()
         return ids
-
-    def _exchange_is_over(self) -> bool:
-        given = self.connection.connection
-        return given is not None and not given.closed and given.get_transaction_status() == driver.IDLE
-
-    def _is_rolled_back(self, error: BaseException) -> bool:
-        """The server itself said that the statement failed, and is ready for the next."""
-        code = getattr(error.__cause__, "pgcode", None) or _OPERATOR_INTERVENED
-        return not code.startswith(_OPERATOR_INTERVENED) and self._exchange_is_over()
-
-
-def _new_lock_keys() -> itertools.count[int]:
-    """Numbers that no other process uses: each starts somewhere among 2^62."""
-    return itertools.count(secrets.randbits(62))
-
-
-def _after_fork() -> None:
-    global _lock_keys  # noqa: PLW0603 - the child must not go on with its parent's numbers
-    _lock_keys = _new_lock_keys()
-
-
-_lock_keys = _new_lock_keys()
-os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -20,15 +19,16 @@ from streams.core import lookup
 from streams.core.positions import ACTIVE, active_and_retired
 from streams.db import driver
 from streams.errors import StreamError
-from streams.reading import cache_feed, overflow_replay
+from streams.reading import cache_feed
 from streams.reading.pokes import CHANNEL, Poke, PokeJudge
 from streams.reading.possible_positions import possible_positions
 from streams.reading.trust import OneTimeWords
-from streams.runtime.logs import get_logger
+from streams.runtime.logs import Condition, get_logger
 from streams.runtime.wake_up import WakeUp
 from streams.writing import dead_writers, heartbeat
-from streams.writing.transaction import Doubt, OpenTransaction
-from streams.writing.writer import Condition, WriterProcess
+from streams.writing.in_doubt import MOST_LOCKS_KEPT
+from streams.writing.writer import Condition as WriterCondition
+from streams.writing.writer import WriterProcess
 
 if TYPE_CHECKING:
     from streams.core.tracker import PositionTracker
@@ -37,15 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["Background"]
 
 log = get_logger(__name__)
-#: A transaction open for longer than this is asked about, in case its hook never comes.
-ASK_AFTER_SECONDS = 1.0
-#: A transaction that seemed to have ended but has not is asked about again after this.
-ASK_AGAIN_SECONDS = 0.02
 RETRY_SECONDS = 0.2
 #: How long the thread waits to leave when somebody asked for it; it tries again.
 LEAVE_SECONDS = 1.0
-#: So many locks of lost messages are kept under one lease; the server's table of locks is not large.
-MOST_LOCKS_KEPT = 200
 #: Announcements follow each other no faster than this; the first after a pause goes out at once.
 ANNOUNCE_GAP_SECONDS = 0.005
 
@@ -70,8 +64,7 @@ SELECT pg_notify(%(channel)s, stream || ' ' || %(name)s::text || ' ' || abs(posi
        CASE WHEN %(lasting)s::boolean THEN set_config('synchronous_commit', 'on', true) END
 FROM moved
 """
-_OUTCOMES = "SELECT n, pg_xact_status(n::text::xid8) FROM unnest(%s::bigint[]) AS n"
-_NEVER_GIVEN = "22023"  # SQLSTATE for the number of a transaction that lies in the future
+_QUEUE_FULL = "end the session that LISTENs and keeps a transaction open; the server's log names it"
 
 
 class Background:
@@ -82,17 +75,15 @@ class Background:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._wake_up: WakeUp | None = None
-        self._open: dict[int, OpenTransaction] = {}
-        self._asked: deque[OpenTransaction] = deque()
-        self._hooks_lost: set[int] = set()
-        self._doubts: list[Doubt] = []
-        self._locks_kept = 0
         self._judge = PokeJudge()
         self._words = OneTimeWords()
         self._looked: dict[str, dict[str, StoredPosition]] = {}
         self._announced: dict[str, tuple[int, int]] = {}
-        self._idle_due = self._beat_due = self._ask_due = self._turn_due = 0.0
+        self._idle_due = self._beat_due = self._turn_due = 0.0
         self._signalled = False
+        self._queue_full = Condition(
+            log, "writer.announcements_wait", "writer.announcements_go_on", writer=writer.pattern
+        )
 
     # --- called by other threads ----------------------------------------------------------------------------------
 
@@ -111,21 +102,6 @@ class Background:
             return
         self._signalled = True
         wake_up.ring()
-
-    def watch(self, record: OpenTransaction) -> None:
-        """Look after a transaction until its end is known."""
-        self._open[id(record)] = record
-
-    def ask(self, record: OpenTransaction) -> None:
-        """Ask the database how it ended, at once. May be called by the garbage collector: takes no lock."""
-        self._asked.append(record)
-        self._ask_due = 0.0
-        self.wake()
-
-    def doubt(self, doubt: Doubt) -> None:
-        """Find out, at once, what a message did whose answer was lost."""
-        self._doubts.append(doubt)
-        self.wake()
 
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until nothing is pending and everything is announced; False when the time is up first."""
@@ -163,12 +139,10 @@ class Background:
             try:
                 if self._writer.has_lock:
                     self._turn(wake_up)
-                elif self._writer.condition is Condition.FENCED:
+                elif self._writer.condition is WriterCondition.FENCED:
                     self._pause(RETRY_SECONDS)
                     self._announced = {}
-                    self._locks_kept = 0
                     self._writer.hold_again()
-                    self._forget_ended()
             except (StreamError, *driver.connection_gone) as error:
                 log.debug("writer.retry", writer=self._writer.name, error=str(error))
                 self._pause(RETRY_SECONDS)
@@ -181,8 +155,7 @@ class Background:
         now = time.monotonic()
         with self._writer.control_cursor() as cursor:
             self._hear(cursor)
-            self._ask_outcomes(cursor, now)
-            self._settle_doubts(cursor)
+            self._find_out(cursor, now)
             self._find_heads(cursor, now)
             self._share_positions()
             self._announce(cursor, now)
@@ -190,11 +163,17 @@ class Background:
                 self._hear(cursor)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
-                self._forget_ended()
-                heartbeat.beat(cursor, self._writer, list(self._open.values()))
+                heartbeat.beat(cursor, self._writer, self._writer.in_doubt.open_transactions())
                 dead_writers.resolve_dead_writers(cursor, self._writer.name)
-            overflow_replay.look_after(cursor, self._writer.trackers)
             self._finish_drain()
+
+    def _find_out(self, cursor: Any, now: float) -> None:
+        """Ask how transactions ended whose end is not known."""
+        in_doubt = self._writer.in_doubt
+        in_doubt.ask_outcomes(cursor, now)
+        in_doubt.settle(cursor, self._writer.name, self._writer.trackers)
+        if in_doubt.locks_kept >= MOST_LOCKS_KEPT:
+            self._writer.fenced("many appends lost their connection; a new lease frees the locks that keep them out")
 
     def _finish_drain(self) -> None:
         """Leave, when somebody asked for it and nothing is pending any more."""
@@ -203,8 +182,7 @@ class Background:
 
     def _is_drained(self) -> bool:
         """Whether every transaction has ended and everything is announced."""
-        is_open = any(not record.ended for record in list(self._open.values())) or self._doubts
-        return not is_open and not self._due(idle_too=False)
+        return self._writer.in_doubt.is_empty and not self._due(idle_too=False)
 
     def _wait(self, wake_up: WakeUp) -> None:
         """Sleep until there is something to do: a wake-up, a notification, or the next due time."""
@@ -214,10 +192,7 @@ class Background:
             due.append(now)  # they came with the answer to something else, so the socket is silent
         if (looks := self._judge.due_seconds) is not None:
             due.append(now + looks)
-        if self._asked:
-            due.append(self._ask_due)
-        if self._doubts:
-            due.append(now + ASK_AGAIN_SECONDS)
+        due += self._writer.in_doubt.due(now)
         if self._due(idle_too=False):
             due.append(now)
         elif self._due(idle_too=True) or self._at_unknown_heads():
@@ -310,72 +285,6 @@ class Background:
                 if other.name in trackers and trackers[other.name].announceable < top:
                     trackers[other.name].observe(top)
 
-    # --- ask how transactions ended -------------------------------------------------------------------------------
-
-    def _ask_outcomes(self, cursor: Any, now: float) -> None:
-        ask = {id(record): record for record in self._take_asked(now) if not record.ended}
-        if not ask:
-            return
-        outcome = self._outcomes(cursor, sorted({record.number for record in ask.values()}))
-        for record in ask.values():
-            status = outcome.get(record.number)
-            if status != "in progress":
-                record.end(written=status == "committed")
-            elif id(record) in self._hooks_lost:
-                self._asked.append(record)
-
-    def _outcomes(self, cursor: Any, numbers: list[int]) -> dict[int, str | None]:
-        """What the server says of transactions; nothing of those of before a crash or a restore that it has forgotten."""
-        try:
-            cursor.execute(_OUTCOMES, [numbers])
-            return dict(cursor.fetchall())
-        except driver.DatabaseError as error:
-            if error.pgcode != _NEVER_GIVEN:
-                raise
-        if len(numbers) == 1:
-            return {}
-        middle = len(numbers) // 2
-        return self._outcomes(cursor, numbers[:middle]) | self._outcomes(cursor, numbers[middle:])
-
-    def _settle_doubts(self, cursor: Any) -> None:
-        """What became of messages whose answers were lost, as ``streams.writing.append`` tells.
-
-        Those of an earlier lease were settled by taking the new one: nothing of the old is open, and the table was read.
-        """
-        for doubt in list(self._doubts):
-            if self._writer.trackers.get(doubt.stream.name) is doubt.tracker and not self._settle(cursor, doubt):
-                continue
-            self._doubts.remove(doubt)
-
-    def _settle(self, cursor: Any, doubt: Doubt) -> bool:
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", [doubt.lock_key])
-        if not cursor.fetchone()[0]:
-            return False
-        rows = doubt.stream.ids_from(cursor, doubt.fetch.above + 1)
-        doubt.tracker.settle(doubt.fetch, [number for writer, number in rows if writer == self._writer.name])
-        if doubt.exchange_is_over:
-            cursor.execute("SELECT pg_advisory_unlock(%s)", [doubt.lock_key])
-            return True
-        self._locks_kept += 1
-        log.warning("writer.append_in_doubt_settled", writer=self._writer.name, stream=doubt.stream.name)
-        if self._locks_kept >= MOST_LOCKS_KEPT:
-            self._writer.fenced("many appends lost their connection; a new lease frees the locks that keep them out")
-        return True
-
-    def _take_asked(self, now: float) -> list[OpenTransaction]:
-        if now < self._ask_due:
-            return []
-        self._ask_due = now + ASK_AGAIN_SECONDS
-        lost = [self._asked.popleft() for _ in range(len(self._asked))]
-        self._hooks_lost = {id(record) for record in lost}
-        old = time.monotonic() - ASK_AFTER_SECONDS
-        return lost + [record for record in list(self._open.values()) if record.opened_at < old]
-
-    def _forget_ended(self) -> None:
-        for key, record in list(self._open.items()):
-            if record.ended:
-                self._open.pop(key, None)
-
     # --- announce -------------------------------------------------------------------------------------------------
 
     def _due(self, *, idle_too: bool) -> dict[str, tuple[int, int]]:
@@ -407,22 +316,26 @@ class Background:
         due = self._due(idle_too=now >= self._idle_due)
         if not due:
             return
-        signs = [lookup.get(stream).declaration.sign for stream in due]
-        driver.execute_prepared(
-            cursor,
-            _ANNOUNCE,
-            {
-                "streams": list(due),
-                "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
-                "sequences": [lookup.get(stream).declaration.sequence for stream in due],
-                "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
-                "words": [self._words.take(stream) for stream in due],
-                "name": self._writer.name,
-                "lease": self._writer.lease,
-                "channel": driver.channel(cursor, CHANNEL),
-                "lasting": self._may_be_forgotten(due),
-            },
-        )
+        signs = [lookup.get(stream).sign for stream in due]
+        given = {
+            "streams": list(due),
+            "positions": [at * sign for (at, _), sign in zip(due.values(), signs, strict=True)],
+            "sequences": [lookup.get(stream).declaration.sequence for stream in due],
+            "last_writes": [last * sign for (_, last), sign in zip(due.values(), signs, strict=True)],
+            "words": [self._words.take(stream) for stream in due],
+            "name": self._writer.name,
+            "lease": self._writer.lease,
+            "channel": driver.channel(cursor, CHANNEL),
+            "lasting": self._may_be_forgotten(due),
+        }
+        try:
+            driver.execute_prepared(cursor, _ANNOUNCE, given)
+        except driver.notify_queue_full as error:
+            self._queue_full.begins(error, do=_QUEUE_FULL)
+            driver.notify_queue_usage(cursor)
+            self._turn_due = now + RETRY_SECONDS
+            return
+        self._queue_full.ends()
         if cursor.rowcount < len(due):
             self._check_sequences(cursor, due)
         self._announced.update(due)

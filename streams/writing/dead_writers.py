@@ -154,4 +154,4 @@ def leave_trace(cursor: Any, done: Resolution, trace: Trace) -> None:
 
 
 def _sign(stream_name: str) -> int:
-    return lookup.get(stream_name).declaration.sign if stream_name in lookup.names() else 1
+    return lookup.get(stream_name).sign if stream_name in lookup.names() else 1

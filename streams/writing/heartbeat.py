@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["beat"]
 
-#: Fewer single complete IDs above the linear position than this are nothing to tell of.
-MANY_IDS = 1_000
 #: IDs that are being fetched for longer than this are shown as pending: the message that takes them waits for something.
 SLOW_SECONDS = 1.0
 
@@ -37,10 +35,10 @@ UPDATE streams_streamposition p SET
     ),
     oldest_pending_transaction = given.transaction,
     facts_written = p.facts_written + given.written, facts_rolled_back = p.facts_rolled_back + given.rolled_back,
-    known_done_ids = given.known_done, updated_at = clock_timestamp()
+    updated_at = clock_timestamp()
 FROM unnest(%(streams)s::text[], %(pending)s::int[], %(oldest)s::bigint[], %(age)s::float8[], %(transactions)s::bigint[],
-            %(written)s::bigint[], %(rolled_back)s::bigint[], %(known_done)s::int[])
-    AS given (stream, pending, oldest, age, transaction, written, rolled_back, known_done)
+            %(written)s::bigint[], %(rolled_back)s::bigint[])
+    AS given (stream, pending, oldest, age, transaction, written, rolled_back)
 WHERE p.stream = given.stream AND p.instance_name = %(name)s
 """
 
@@ -57,7 +55,7 @@ def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTra
     rows = [_row(stream, writer, open_transactions) for stream in writer.trackers]
     changed = [row for row in rows if row is not None]
     if changed:
-        names = ("streams", "pending", "oldest", "age", "transactions", "written", "rolled_back", "known_done")
+        names = ("streams", "pending", "oldest", "age", "transactions", "written", "rolled_back")
         columns = [list(column) for column in zip(*changed, strict=True)]
         cursor.execute(_PENDING, dict(zip(names, columns, strict=True)) | {"name": writer.name})
 
@@ -68,20 +66,18 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     written, rolled_back = tracker.take_counts()
     count, first, since, transaction = _pending(tracker, stream, open_transactions)
     # An ID may be pending a moment before its transaction is known: that is shown again when it is.
-    known_done = tracker.known_done_size // MANY_IDS * MANY_IDS
-    shown = (first, count, since, known_done)
+    shown = (first, count, since)
     if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
         return None
     writer.shown_pending[stream] = shown
     return (
         stream,
         count,
-        first * lookup.get(stream).declaration.sign if first is not None else None,
+        first * lookup.get(stream).sign if first is not None else None,
         None if since is None else time.monotonic() - since,
         transaction,
         written,
         rolled_back,
-        known_done,
     )
 
 

@@ -166,7 +166,7 @@ def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> N
             state = 'active', pending_facts = 0, oldest_pending_id = NULL, oldest_pending_at = NULL,
             oldest_pending_transaction = NULL, updated_at = clock_timestamp()
         """,
-        {"stream": stream.name, "name": name, "position": position * stream.declaration.sign},
+        {"stream": stream.name, "name": name, "position": position * stream.sign},
     )
     poke(cursor, stream.name, name, position)
 

@@ -198,7 +198,8 @@ class Reservation:
 
     def _is_without_id(self, fact: Fact) -> bool:
         """Refuses what is no new row of this stream."""
-        self.stream.check_model(fact)
+        if type(fact) not in self.stream.models:
+            raise self.stream.foreign(fact)
         if not fact._state.adding:
             raise self._twice(fact)
         return getattr(fact, fact.id_field) is None
@@ -228,7 +229,7 @@ class Reservation:
             take_effect(self.stream, self._connection, self._record, facts)
 
     def _give_id(self, fact: Fact) -> None:
-        sign = self.stream.declaration.sign
+        sign = self.stream.sign
         given = getattr(fact, fact.id_field)
         number = next(self._unused, None) if given is None else given * sign
         if number is None or number not in self._reserved:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from django.db.models.expressions import BaseExpression
 
 from streams.core.declaration import ColumnKind
-from streams.core.invalidation import Drop, all_stores, apply_drops, drops_nothing, spoil_begun
+from streams.core.invalidation import Drop, apply_drops, drops_nothing, spoil_begun, stores
+from streams.db.driver import schema_mark
 from streams.reading import cache_feed
-from streams.writing.compact_by_key import keep_newest
 from streams.writing.transaction import OpenTransaction
 
 if TYPE_CHECKING:
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
     from streams.core.declaration import FactTable
     from streams.facts import Fact
 
-__all__ = ["has_effects", "is_changed_here", "is_changed_in_process", "take_effect"]
+__all__ = [
+    "has_effects",
+    "is_changed_here",
+    "is_changed_in_process",
+    "keep_newest",
+    "keep_newest_of",
+    "take_effect",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ _all_pending: dict[int, _Pending] = {}
 
 def has_effects(stream: BoundStream, facts: Sequence[Fact]) -> bool:
     """Whether inserting these facts has to be followed by something."""
-    return _may_drop_here(stream, facts) or any(table.newest_per for table in stream.declaration.tables)
+    return stream.keeps_newest or _may_drop_here(stream, facts)
 
 
 def take_effect(
@@ -96,7 +103,7 @@ def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
 
 def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
     """Whether these facts may make values of this process old; most events change no room's state."""
-    if not (all_stores() and stream.drops_now()):
+    if not (stores and stream.drops_now()):
         return False
     if stream.drops is not drops_nothing or stream.state_changes is None:
         return True
@@ -171,3 +178,46 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+#: Locks per table, so that a batch of very many values does not need very many.
+_LOCKS = 64
+
+_LOCK = """
+SELECT pg_advisory_xact_lock(hashtextextended(%(table)s, number))
+FROM (SELECT DISTINCT hashtextextended(value, 0) & %(mask)s AS number FROM unnest(%(values)s::text[]) AS value ORDER BY 1)
+    AS numbers
+"""
+
+
+def keep_newest(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> None:
+    """Delete all but the newest row for each value that these facts have; in the transaction that inserted them."""
+    values = sorted({str(getattr(fact, table.newest_per)) for fact in facts})
+    with connection.cursor() as cursor:
+        keep_newest_of(cursor, table, values)
+
+
+def keep_newest_of(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
+    """Delete all but the newest row for each of these values; in the transaction that inserted rows with them.
+
+    So a table keeps the present state of each user, for instance, and no row ever changes under its ID. In a transaction
+    with a frozen snapshot an older row may stay; the next one deletes it.
+    """
+    # A and B insert a row for the same value. Without the lock neither sees the other's row, and both stay. With it B waits
+    # between its insert and its delete until A has committed, and sees A's.
+    parameters: dict[str, Any] = {
+        "table": f"replsite.newest:{table.name}{schema_mark(cursor)}",
+        "mask": _LOCKS - 1,
+        "values": list(values),
+    }
+    cursor.execute(_LOCK, parameters)
+    cursor.execute(
+        f"""
+        DELETE FROM {table.name} AS old USING (
+            SELECT {table.newest_per} AS value, max({table.id_column}) AS id FROM {table.name}
+            WHERE {table.newest_per} = ANY(%(values)s) GROUP BY 1
+        ) AS newest
+        WHERE old.{table.newest_per} = newest.value AND old.{table.id_column} < newest.id
+        """,
+        parameters,
+    )

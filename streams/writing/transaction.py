@@ -6,16 +6,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from streams.core.bound import BoundStream
-from streams.core.tracker import Fetch, PositionTracker
+from streams.core.tracker import PositionTracker
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-__all__ = ["Doubt", "OpenTransaction", "Watcher"]
+__all__ = ["OpenTransaction", "Watcher"]
 
 
 class Watcher(Protocol):
@@ -29,18 +28,6 @@ class Watcher(Protocol):
 
     def announce_soon(self) -> None:
         """A position rose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A message that was its own transaction and whose answer was lost."""
-
-    stream: BoundStream
-    tracker: PositionTracker
-    fetch: Fetch
-    lock_key: int
-    #: The connection is whole, so the message cannot be under way any more.
-    exchange_is_over: bool
 
 
 class OpenTransaction:

@@ -51,8 +51,9 @@ from streams.runtime.masking import masked_command
 from streams.runtime.version import program_version
 from streams.writing import dead_writers
 from streams.writing import lease as leases
+from streams.writing.in_doubt import InDoubt
 from streams.writing.new_life import begin_anew
-from streams.writing.transaction import Doubt, OpenTransaction
+from streams.writing.transaction import OpenTransaction
 
 __all__ = ["Condition", "ControlLoop", "Tenure", "WriterProcess", "when_moved"]
 
@@ -66,8 +67,8 @@ SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit
 """
 
 
-#: Told the database alias when facts of this process are complete, in the thread that learned it; must be quick.
-when_moved: list[Callable[[str], None]] = []
+#: Called with the database alias when facts of this process are complete, in the thread that learned it; must be quick.
+when_moved: set[Callable[[str], None]] = set()
 
 
 class Condition(StrEnum):
@@ -107,15 +108,6 @@ class ControlLoop(Protocol):
     def wake(self) -> None:
         """Look at everything now."""
 
-    def watch(self, record: OpenTransaction) -> None:
-        """Look after a transaction until its end is known."""
-
-    def ask(self, record: OpenTransaction) -> None:
-        """Ask the database how it ended, at once."""
-
-    def doubt(self, doubt: Doubt) -> None:
-        """Find out what a message did whose answer was lost."""
-
     def drain(self, timeout_seconds: float) -> bool:
         """Wait until nothing is pending and everything is announced."""
 
@@ -137,6 +129,7 @@ class WriterProcess:
         self._left: set[str] = set()
         self._lock = threading.RLock()
         self._background = control_loop(self)
+        self.in_doubt = InDoubt(self._background.wake)
 
     @property
     def name(self) -> str:
@@ -232,6 +225,7 @@ class WriterProcess:
                 held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
                 cursor.execute(f"LISTEN {driver.channel(cursor, CHANNEL)}")
                 cursor.execute(_ANNOUNCEMENTS_WAIT_LESS)
+                driver.notify_queue_usage(cursor)  # a queue that was full would refuse to take what enters its streams
         except BaseException:
             control.close()
             raise
@@ -239,6 +233,7 @@ class WriterProcess:
 
     def _install(self, control: Any, held: leases.Held) -> None:
         self.control, self.tenure = control, Tenure(held.name, held.lease, held.append_key)
+        self.in_doubt.locks_kept = 0
         self.condition = Condition.HOLDING
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
@@ -383,20 +378,16 @@ class WriterProcess:
     def announce_soon(self) -> None:
         """A position rose: let the background thread store and announce it, together with others that rose meanwhile."""
         self._background.wake()
-        for tell in when_moved:
-            tell(self.using)
+        for call in list(when_moved):  # another thread may add the first waiter's
+            call(self.using)
 
     def watch(self, transaction: OpenTransaction) -> None:
         """Have an open transaction looked after until its end is known."""
-        self._background.watch(transaction)
-
-    def doubt(self, doubt: Doubt) -> None:
-        """An append's answer was lost: find out by evidence what it did."""
-        self._background.doubt(doubt)
+        self.in_doubt.watch(transaction)
 
     def ask(self, transaction: OpenTransaction) -> None:
         """The transaction seems to have ended without its hook: ask the database now. Safe to call from anywhere."""
-        self._background.ask(transaction)
+        self.in_doubt.ask(transaction)
 
     # --- the end --------------------------------------------------------------------------------------------------
 

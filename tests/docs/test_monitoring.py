@@ -18,8 +18,8 @@ from prometheus_client.registry import Collector
 
 from events.persist import counters
 from replsite.metrics.cluster import SnapshotCollector
-from replsite.metrics.names import DURATION, OWN, SYNAPSE, UP
-from replsite.metrics.process import PROCESS, WaitCollector
+from replsite.metrics.process import ProcessCollector
+from replsite.metrics.table import OWN, PROCESS, SYNAPSE
 from replsite.snapshot.types import CountView, ExpectedView, JobFigures, JobsView, Snapshot, StorageView, TableView
 from replsite.status.verdicts import ExpectedWord, ReaderWord, Severity, Verdict, WriterWord
 from streams.follow import lag_histogram
@@ -31,7 +31,7 @@ FOLDER = PROJECT / "docs" / "monitoring"
 RULES = FOLDER / "replsite-alerts.yaml"
 PAGE = PROJECT / "docs" / "how-to" / "monitor-with-prometheus.md"
 PROMTOOL = shutil.which("promtool")
-EXPORTED = {m.exported + ("_bucket" if m.histogram else "") for m in (*OWN, *SYNAPSE, *PROCESS)} | {
+EXPORTED = {m.exported + ("_bucket" if m.type == "histogram" else "") for m in (*OWN, *SYNAPSE, *PROCESS)} | {
     "django_http_requests_latency_seconds_by_view_method_bucket"  # django-prometheus
 }
 _NAME = re.compile(r"\b(?:replsite|synapse|django)_[a-z_]+\b")
@@ -200,7 +200,6 @@ SCENES: dict[str, Scene] = {
     "ReplsiteJobsWait": lambda minute: a_snapshot(
         jobs=JobsView((a_job(status=Verdict("waiting", Severity.WARNING, "")),))
     ),
-    "ReplsiteManyKnownDone": with_writer(known_done_ids=60_000),
     "ReplsiteJobOverdue": lambda minute: a_snapshot(
         as_of=ago(-60 * minute), jobs=JobsView((), (JobFigures("censor", ago(7_000), None),))
     ),
@@ -235,7 +234,7 @@ def series(scene: Scene, minutes: int, more_labels: str = 'instance="a"') -> Ser
     found: Series = {}
     for minute in range(minutes):
         for name, value in samples(scene(minute)).items():
-            if name.startswith(DURATION.name):
+            if name.startswith("replsite_snapshot_duration_seconds"):
                 continue
             head, _, labels = name[:-1].partition("{")
             own = ",".join(part for part in (labels, more_labels) if part)
@@ -313,7 +312,7 @@ def test_waits_that_time_out_are_told(tmp_path: Path, monkeypatch) -> None:
     counts: Series = {}
     for minute in range(10):
         monkeypatch.setattr(wait, "timed_out", Counter(events=1 + (minute > 7)))
-        for name, value in shown(WaitCollector()).items():
+        for name, value in shown(ProcessCollector()).items():
             counts.setdefault(name.replace("}", ',instance="a"}'), {})[minute] = value
     assert firing([counts], 10, tmp_path) == {"ReplsiteWaitsTimeOut"}
 
@@ -339,4 +338,4 @@ def test_every_alert_has_a_scene() -> None:
 
 
 def test_a_scene_without_a_database_shows_nothing_but_that() -> None:
-    assert {name.partition("{")[0] for name in samples(None)} == {UP.name}
+    assert {name.partition("{")[0] for name in samples(None)} == {"replsite_snapshot_up"}

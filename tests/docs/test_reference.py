@@ -111,7 +111,8 @@ def test_every_metric_that_the_code_makes_is_documented() -> None:
     sources = " ".join(path.read_text() for room in ROOMS for path in (PROJECT / room).rglob("*.py"))
     made = set(
         re.findall(
-            r'"((?:replsite|synapse)_[a-z_]+_(?:total|seconds|info|up|facts|position|positions|ratio|bytes))"', sources
+            r'"((?:replsite|synapse)_[a-z_]+_(?:total|seconds|info|up|facts|position|positions|ratio|bytes))["{]',
+            sources,
         )
     )
     assert len(made) > 15

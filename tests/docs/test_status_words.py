@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replsite.metrics.names import OWN
-from replsite.metrics.process import PROCESS
+from replsite.metrics.table import OWN, PROCESS
 from replsite.status.verdicts import ExpectedWord, HealthWord, JobWord, ReaderWord, WriterWord
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"

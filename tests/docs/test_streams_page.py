@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from events import declarations as events_catalog
-from streams import catalog, registry
+from streams import registry
+from streams.catalog import declarations as catalog
 from streams.core.declaration import StreamDeclaration
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "streams.md").read_text()

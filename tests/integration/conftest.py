@@ -23,7 +23,7 @@ def _nothing_kept(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def no_cached_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has none: those of other test modules make appends drop cached values."""
-    monkeypatch.setattr("streams.writing.side_effects.all_stores", list)
+    monkeypatch.setattr("streams.writing.side_effects.stores", {})
 
 
 @pytest.fixture

@@ -328,7 +328,7 @@ def test_a_message_that_comes_after_the_verdict_writes_nothing(monkeypatch):
     before = ids()
     writer = current_writer()
     monkeypatch.setattr(writer._background, "_find_heads", lambda *_: None)  # it takes an ID
-    late = next(appends._lock_keys) + 1
+    late = next(writer.in_doubt.lock_keys) + 1
     with writer.control_cursor() as cursor:
         cursor.execute("SELECT pg_advisory_lock(%s)", [late])
     fetched = sequence()
@@ -355,7 +355,7 @@ def test_an_error_of_the_server_leaves_no_doubt():
     with pytest.raises(DatabaseError):
         stream().append(CacheInvalidation(cache_name=None))
     assert not pending()
-    assert not current_writer()._background._doubts
+    assert not current_writer().in_doubt._doubts
 
 
 def test_an_end_by_the_administrator_leaves_a_doubt_that_is_settled():

@@ -13,12 +13,12 @@ from django.db import connection
 
 from events.models import Event, EventJson, ForwardExtremity
 from pipeline.archive import parts, write
-from pipeline.archive.folders import any_folder
 from pipeline.archive.format import MANIFEST, PARTIAL, TABLES, digest_of, read_manifest
 from pipeline.archive.parts import ArchivePart, in_snapshot, read_batches, write_part
 from pipeline.archive.read_parts import open_archive
 from pipeline.archive.write import partial_archives
 from pipeline.errors import ArchiveDamaged, UnusableArguments
+from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import queue_job, run_job
 from pipeline.maintenance import purge as purge_kind
 from pipeline.models import Job

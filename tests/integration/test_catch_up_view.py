@@ -9,9 +9,8 @@ from django.test import Client
 
 from streams import registry
 from streams.models import StreamPosition
-from streams.replication.server import http_catch_up, stream_updates
-from streams.replication.server.http_catch_up import AnswerCache
-from streams.replication.server.stream_updates import Question
+from streams.replication.server import http_catch_up
+from streams.replication.server.http_catch_up import AnswerCache, Question
 from streams.testing import as_instance
 from tests.support import writing
 from tests.support.waiting import wait_until
@@ -151,7 +150,7 @@ def walk(name: str, after: int, upto: int) -> tuple[list[int], int]:
 
 
 def test_limited_answers_hold_whole_tokens_and_lose_nothing(monkeypatch):
-    monkeypatch.setattr(stream_updates, "ROWS_PER_ANSWER", 4)
+    monkeypatch.setattr(http_catch_up, "ROWS_PER_ANSWER", 4)
     with stream().reserve(6) as reservation:
         for number in reservation.ids:
             for _ in range(3):
@@ -165,7 +164,7 @@ def test_limited_answers_hold_whole_tokens_and_lose_nothing(monkeypatch):
 
 
 def test_an_answer_is_cut_at_its_size(monkeypatch):
-    monkeypatch.setattr(stream_updates, "ANSWER_LIMIT_BYTES", 20_000)
+    monkeypatch.setattr(http_catch_up, "ANSWER_LIMIT_BYTES", 20_000)
     written = complete(stream().append(*(fact("x" * 9_000) for _ in range(9))))
     found, answers = walk("caches", written[0] - 1, written[-1])
     assert found == written
@@ -265,7 +264,7 @@ def test_a_database_that_is_away_is_no_empty_answer(monkeypatch):
     def away(*_: object, **__: object) -> None:
         raise http_catch_up.driver.OperationalError("gone")
 
-    monkeypatch.setattr(stream_updates.driver, "direct_connection", away)
+    monkeypatch.setattr(http_catch_up.driver, "direct_connection", away)
     response = ask("caches", 0, 1)
     assert response.status_code == 503
     assert "updates" not in json.loads(response.content)

@@ -11,7 +11,7 @@ from django.test import override_settings
 
 from migrations import MIGRATION_MODULES
 from streams import registry
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.checks import check_declarations, check_migration_modules, check_settings, check_wire_settings
 from streams.conf import StreamSettings, stream_settings
 from streams.core.declaration import Column, ColumnKind, FactTable

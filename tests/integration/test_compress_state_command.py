@@ -11,7 +11,7 @@ from events.maintenance.purge_history import only_purge
 from events.models import Event
 from pipeline.errors import JobCancelled, UnusableArguments
 from pipeline.jobs.run import JobRun, job_kinds, queue_job, run_job
-from pipeline.maintenance.compress import COMPRESS_STATE
+from pipeline.maintenance.compress import CompressStateKind
 from pipeline.models import Job, JobState
 from state.models import StateGroup
 from tests.oracle.answers import parsed
@@ -75,7 +75,7 @@ def test_it_says_what_it_did():
 def test_the_job_has_figures_before_and_after():
     room_id, stored = foreign()
     run(room_id)
-    job = Job.objects.get(kind=COMPRESS_STATE)
+    job = Job.objects.get(kind=CompressStateKind.name)
     assert job.state == JobState.DONE
     assert sum(job.before.values()) == stored
     assert sum(job.after.values()) == rows(room_id)
@@ -83,7 +83,7 @@ def test_the_job_has_figures_before_and_after():
 
 def test_it_can_be_queued():
     room_id, stored = foreign()
-    queue_job(COMPRESS_STATE, {"rooms": [room_id]}, by="a timer")
+    queue_job(CompressStateKind.name, {"rooms": [room_id]}, by="a timer")
     call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())
     assert Job.objects.get().state == JobState.DONE
     assert rows(room_id) < stored
@@ -93,7 +93,7 @@ def test_a_cancelled_job_leaves_no_more_rows_than_before(monkeypatch):
     room_id, stored = foreign()
     monkeypatch.setattr(JobRun, "step", lambda _run: (_ for _ in ()).throw(JobCancelled("by a test")))
     with pytest.raises(JobCancelled):
-        run_job(COMPRESS_STATE, {"rooms": [room_id]}, stream=io.StringIO())
+        run_job(CompressStateKind.name, {"rooms": [room_id]}, stream=io.StringIO())
     assert rows(room_id) <= stored
 
 
@@ -137,4 +137,4 @@ def test_unusable_arguments_are_refused(arguments):
 )
 def test_unusable_arguments_of_a_job_are_refused(arguments):
     with pytest.raises(UnusableArguments):
-        job_kinds()[COMPRESS_STATE].check(arguments)
+        job_kinds()[CompressStateKind.name].check(arguments)

@@ -12,13 +12,14 @@ from events.errors import EventNotAllowed, EventRefused, Reason, StateUnresolved
 from events.format.canonical_json import LARGEST_INTEGER, encode
 from events.format.hashes import reference_hash
 from events.format.parsing import SIZE_LIMIT_BYTES, parse_event
-from events.format.signatures import SigningKey, event_is_signed
+from events.format.signatures import SigningKey
 from events.models import Event, EventEdge, EventJson, EventVisibility, Room
 from events.reading.timeline import state_at
 from events.sending.send import DUMMY_EVENT, LocalRoom, NewEvent, RoomSetup, create_room
 from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.support.made_rooms import MadeRoom
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, ranges, replayed_state
+from tests.support.signed_events import event_is_signed
 
 pytestmark = pytest.mark.django_db
 

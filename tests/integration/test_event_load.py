@@ -3,9 +3,9 @@
 import pytest
 from django.db.models import Model
 
+from events.columns import EVENT_COLUMNS
 from events.format.parsing import parse_event
 from events.format.strict_json import decode_event
-from events.history.rows import EVENT_COLUMNS, room_history
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -18,6 +18,7 @@ from events.models import (
     Room,
 )
 from state.store import full_state
+from tests.support.room_results import room_history
 from tests.unit.events.history.test_rows import expanded
 
 

@@ -6,13 +6,15 @@ from django.core.management import call_command
 from events.errors import RangesDisagree
 from events.integrity.repair import check_room, resync_room
 from events.models import CurrentState, Event, EventVisibility
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.reading.user_timeline import timeline_of
-from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.visibility.rebuild import ranges_anew, rebuild_visibility
+from events.visibility.recompute import tell_the_same
 from tests.integration.test_gap_filling import closed_room
 from tests.integration.test_visible_sql import compare
 from tests.support.made_rooms import ALICE, BOB, EVE
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, replayed_state
+from tests.support.ranges import accepted_places, stored_ranges
 
 pytestmark = pytest.mark.django_db
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from events.errors import NotReadable, Reason, StateUnresolved
 from events.models import Event, Room
-from events.persist.resolving import resolve_room
+from events.persist.gap_filling import resolve_room
 from events.reading.page_sql import LARGEST
 from events.reading.pages import OLDEST, PAGE_LIMIT, timeline, visible_to
 from events.reading.timeline import state_at
@@ -218,7 +218,7 @@ def test_filling_twice_changes_nothing():
 
 
 def test_more_than_is_resolved_at_once(monkeypatch):
-    monkeypatch.setattr("events.persist.gap_filling.MOST_FILLED", 2)
+    monkeypatch.setattr("events.persist.room_batch.MOST_FILLED", 2)
     made = closed_room()
     persist_all(made.events, 100)
     gap = [made.message() for _ in range(8)]

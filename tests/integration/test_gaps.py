@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from events.models import Event, TimelineGap
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from streams.core.tokens import VectorToken
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.persisted_rooms import incoming, persist

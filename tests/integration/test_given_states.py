@@ -4,8 +4,7 @@ import pytest
 
 from events.errors import Reason
 from events.models import CurrentStateDelta, Event, EventVisibility, Room
-from events.persist.batch import Incoming
-from events.persist.receiving import with_state
+from events.persist.batch import Incoming, with_state
 from events.reading.timeline import state_at
 from events.reading.user_timeline import timeline_of
 from state.models import StateGroup

@@ -9,7 +9,6 @@ from django.db import connections
 from events.errors import CompressionRefused, CompressionWentWrong
 from events.federation import visibility
 from events.federation.visibility import server_verdicts
-from events.history.rows import room_history
 from events.integrity.repair import check_room
 from events.maintenance import group_compaction
 from events.maintenance.group_compaction import RoomCompression, group_rows
@@ -24,6 +23,7 @@ from tests.support.foreign_groups import store_as
 from tests.support.made_rooms import BOB, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.room_data import ROOM_NAMES
+from tests.support.room_results import room_history
 from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db(transaction=True)

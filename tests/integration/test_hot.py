@@ -14,11 +14,12 @@ from events.notifier import notifier
 from events.sending.send import create_room
 from streams import registry
 from streams.caching import invalidate_room_state
-from streams.core.tokens import VectorToken, in_range
+from streams.core.tokens import VectorToken
 from streams.db.driver import KeptConnection
 from streams.errors import WaitTimedOut
 from streams.homeserver.append import devices_changed
 from streams.models import StreamPosition
+from tests.oracles.token_ranges import in_range
 from tests.support.room_talker import USERS, chatter, talkers
 from tests.support.waiting import wait_until
 from tests.support.writing import session

@@ -11,7 +11,7 @@ from streams.errors import WaitTimedOut
 from streams.follow import Begin, Chunk, Handler, Reader
 from streams.reading import cache_feed
 from streams.replication.protocol.ordering import View
-from streams.replication.server.stream_updates import Question, stream_updates
+from streams.replication.server.http_catch_up import Question, stream_updates
 from streams.waiting import wait
 from tests.integration.cached_words import word
 from tests.support.writing import session, stream

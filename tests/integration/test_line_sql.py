@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events.declarations import EVENTS
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.row_format import IsSet, Literal, Shape
 from streams.db import driver

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.columns import EVENT_COLUMNS
 from events.models import Event
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.reading.timeline import state_at
 from events.room.state_assignment import RoomStates
 from state.rules.room_versions import room_version
@@ -24,6 +24,7 @@ from tests.support.persisted_rooms import (
     replayed_state,
     verdicts,
 )
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db
 

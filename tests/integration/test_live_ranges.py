@@ -8,16 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events.format.parsing import ParsedEvent
-from events.history.rows import room_history
 from events.models import Event, EventVisibility, Room
 from events.persist.room_cache import forget_kept
 from events.visibility.ranges import in_order
-from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.visibility.rebuild import ranges_anew, rebuild_visibility
+from events.visibility.recompute import tell_the_same
 from tests.integration.test_visible_sql import STRANGER, by_join, compare
 from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.ranges import accepted_places, stored_ranges
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,9 +13,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from pipeline.jobs.counts import changed_rows, count_rows
 from pipeline.models import Job, JobState
 from replsite.metrics import cluster, process
-from replsite.metrics.names import OWN
-from replsite.metrics.process import PROCESS
 from replsite.metrics.synapse import SynapseNames
+from replsite.metrics.table import OWN, PROCESS
 from replsite.snapshot.shared import SharedSnapshot
 from state.models import StateGroup
 from streams import registry
@@ -234,7 +233,7 @@ def test_every_name_of_ours_is_on_the_page_or_described():
 def test_names_of_processes_are_registered_once():
     names = [family.name for family in REGISTRY.collect()]
     assert len(names) == len(set(names))
-    assert {metric.name for metric in PROCESS if metric.histogram} <= set(names)
+    assert {metric.name for metric in PROCESS if metric.type == "histogram"} <= set(names)
 
 
 def test_a_snapshot_that_hangs_is_as_good_as_away(monkeypatch):
@@ -252,11 +251,9 @@ def test_plain_counters_are_told_in_steps_and_gauges_as_they_are():
 
     class Some(process.Collector):
         def collect(self):
-            counter = process.WAIT_TIMEOUTS.family()
-            counter.add_metric(["events"], seen["replsite_wait_timeouts_total"])
-            yield counter
+            yield PROCESS[0].family([(seen["replsite_wait_timeouts_total"], "events")])
 
-    figures = process.PlainFigures([Some()])
+    figures = process.PlainFigures(Some())
     for total in (5.0, 5.0, 8.0, 7.0, 9.0):
         seen["replsite_wait_timeouts_total"] = total
         figures.flush()

@@ -7,12 +7,11 @@ import pytest
 
 from events.errors import Reason
 from events.format.redaction import prune
-from events.format.signatures import SigningKey, event_is_signed
+from events.format.signatures import SigningKey
 from events.integrity.repair import check_room, resync_room
 from events.maintenance.censor import censor
 from events.models import Event, EventJson
-from events.persist.batch import Incoming
-from events.persist.receiving import with_state
+from events.persist.batch import Incoming, with_state
 from events.persist.room_cache import forget_kept
 from events.reading.event_json import load_events
 from events.stored_states import parsed_events
@@ -22,6 +21,7 @@ from tests.integration.test_archive import purge
 from tests.integration.test_restore import restore
 from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import incoming, persist
+from tests.support.signed_events import event_is_signed
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LIE = "I owe you 1000000"

@@ -9,13 +9,15 @@ from django.core.management import call_command
 
 from events.integrity.repair import check_room
 from events.models import EventVisibility
-from events.visibility.rebuild import accepted_places, ranges_anew, stored_ranges, tell_the_same
+from events.visibility.rebuild import ranges_anew
+from events.visibility.recompute import tell_the_same
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells, backfill
 from tests.integration.test_live_is_bulk import states_of
 from tests.integration.test_live_ranges import overlaps
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import persist, persist_all
+from tests.support.ranges import accepted_places, stored_ranges
 
 pytestmark = pytest.mark.django_db
 

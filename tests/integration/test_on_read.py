@@ -18,7 +18,6 @@ from events.visibility.access import (
     ignored_users_in,
     max_lifetime_ms,
     read_access,
-    readable_room,
     set_ignored_users,
     unerase_user,
     unforget_room,
@@ -28,6 +27,7 @@ from streams.conf import stream_settings
 from streams.models.catalog import AccountDataChange
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import persist_all
+from tests.support.reading_rooms import readable_room
 from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db

@@ -19,7 +19,7 @@ from pipeline.source.read_rows import Reading, read_piece
 from streams import registry
 from streams.caching import CachedFunction
 from streams.core import lookup
-from streams.core.invalidation import _stores
+from streams.core.invalidation import stores
 from streams.core.json_codec import decode_json, encode_json
 from streams.core.recorded import recorded_declaration
 from streams.db import driver
@@ -185,9 +185,9 @@ def test_rules_of_cached_values(ids, model, monkeypatch):
             rows, _ = rows_between(cursor, declaration(), None, ids[0] - 1, ids[-1], 100)
             registry.get(NAME).drops_of(cursor, [row.row for row in rows])
         assert mine == theirs == ROWS
-        assert made.store is _stores["one_form_values"]
+        assert made.store is stores["one_form_values"]
     finally:
-        del _stores["one_form_values"]
+        del stores["one_form_values"]
 
 
 def test_recorded_rows():

@@ -5,8 +5,8 @@ import pytest
 from events.federation.queries import auth_chain, state_ids
 from events.integrity.repair import check_room
 from events.models import Event
-from events.persist.receiving import with_state
-from events.persist.resolving import resolve_room
+from events.persist.batch import with_state
+from events.persist.gap_filling import resolve_room
 from events.persist.room_cache import forget_kept
 from events.sending.send import LocalRoom
 from state.store import full_state

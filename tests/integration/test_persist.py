@@ -359,3 +359,12 @@ def test_threads_that_write_the_same_rooms_do_not_hinder_each_other():
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*), count(DISTINCT stream_ordering) FROM events_event")
         assert cursor.fetchone() == (72, 72)
+
+
+def test_backfilled_outlier_is_below_all_live_events():
+    made = public_room()
+    persist_all(made.events, 100)
+    old = made.message()
+    (stored,) = persist([incoming(old, outlier=True, backfilled=True)]).stored
+    assert stored.stream_ordering < 0
+    assert Event.objects.get(pk=stored.stream_ordering).outlier

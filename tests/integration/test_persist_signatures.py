@@ -11,8 +11,7 @@ from events.format.parsing import parse_event
 from events.format.signatures import SigningKey
 from events.integrity.repair import check_room
 from events.models import Event, EventJson, Room
-from events.persist.batch import Incoming, persist
-from events.persist.receiving import with_state
+from events.persist.batch import Incoming, persist, with_state
 from events.room.verification import KeyRing, PublicKey
 from events.sending.finish import finish_event
 from events.sending.send import create_room

@@ -10,7 +10,6 @@ from django.test.utils import CaptureQueriesContext
 
 from events.errors import Reason
 from events.format.parsing import parse_event
-from events.history.rows import room_history
 from events.models import (
     CurrentState,
     CurrentStateDelta,
@@ -28,6 +27,7 @@ from state.models import StateGroup
 from streams.db.driver import Statement, send_together
 from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, ranges, replayed_state
+from tests.support.room_results import room_history
 from tests.support.room_talker import talkers
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -40,13 +40,12 @@ from events.models import (
     TimelineGap,
     VisibleEvent,
 )
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.persist.room_cache import forget_kept
 from events.reading import pages
 from events.reading.state_at import states_at
 from events.reading.timeline import timeline
 from events.reading.user_timeline import timeline_of
-from events.visibility.access import readable_room
 from events.visibility.explain import explain_visibility
 from events.visibility.rebuild import rebuild_visibility
 from pipeline.jobs import throttle
@@ -63,6 +62,7 @@ from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, replayed_state
+from tests.support.reading_rooms import readable_room
 from tests.support.room_data import ROOM_NAMES
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import ids, only, since

@@ -6,15 +6,17 @@ import pytest
 from django.db import connections
 from msgspec.structs import replace
 
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.columns import EVENT_COLUMNS
 from events.integrity.repair import check_room, resync_room
 from events.models import Event, EventVisibility
 from events.models.visibility import VisibleEvent
 from events.visibility.explain import explain_visibility
-from events.visibility.rebuild import rebuild_visibility, stored_ranges
+from events.visibility.rebuild import rebuild_visibility
 from events.visibility.rule import Rule
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.ranges import stored_ranges
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

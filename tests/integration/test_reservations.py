@@ -446,9 +446,9 @@ async def test_a_cancelled_append_leaves_nothing_pending():
 def test_ended_transactions_are_forgotten():
     for _ in range(50):
         append()
-    background = current_writer()._background
-    wait_until(lambda: len(background._open) == 0)
-    assert not background._asked
+    in_doubt = current_writer().in_doubt
+    wait_until(lambda: len(in_doubt._open) == 0)
+    assert not in_doubt._asked
 
 
 def test_last_write_is_shown():

@@ -8,7 +8,7 @@ from django.core.management import CommandError, call_command
 
 from events.errors import UnknownRoom
 from events.models import Event
-from events.persist.resolving import resolve_room
+from events.persist.gap_filling import resolve_room
 from events.reading.timeline import state_at
 from tests.integration.test_gap_filling import backfill, closed_room, unresolved
 from tests.integration.test_given_states import told
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def half_filled(monkeypatch):
     """A room whose gap was filled while at most two events are resolved at once: five are left."""
-    monkeypatch.setattr("events.persist.gap_filling.MOST_FILLED", 2)
+    monkeypatch.setattr("events.persist.room_batch.MOST_FILLED", 2)
     made = closed_room()
     persist_all(made.events, 100)
     gap = [made.message() for _ in range(8)]

@@ -16,7 +16,6 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from events.format.signatures import event_is_signed
 from events.integrity.repair import check_room
 from events.maintenance.censor import censor
 from events.models import (
@@ -32,7 +31,6 @@ from events.models import (
 )
 from events.persist.room_cache import forget_kept
 from events.reading.timeline import timeline
-from events.visibility.rebuild import stored_ranges
 from pipeline.archive import restore as restore_kind
 from pipeline.archive import write
 from pipeline.archive.format import read_manifest, write_manifest
@@ -58,6 +56,8 @@ from tests.integration.test_purging import (
 from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import incoming, leaves, persist
+from tests.support.ranges import stored_ranges
+from tests.support.signed_events import event_is_signed
 from tests.support.stored_rooms import store_room
 from tests.support.syncing import ids, only, since
 from tests.support.waiting import wait_until
@@ -359,7 +359,7 @@ import os, signal, sys
 import django
 django.setup()
 from pipeline.archive import parts as archive_parts, restore as restore_kind
-from pipeline.archive.folders import any_folder
+from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import run_job
 kind, room_id, folder = sys.argv[1:]
 plain, done = (archive_parts._write, []) if kind == "archive" else (restore_kind.restore_events, [])

@@ -11,12 +11,12 @@ from events.integrity.stored_rows import read_room
 from events.maintenance.group_gc import GroupPurge, plan_groups
 from events.maintenance.purge_history import PurgeRequest, purge_events
 from events.models import Event
-from events.visibility.rebuild import stored_ranges
 from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import arrive_with_gaps, generated, states_of
 from tests.oracle.answers import parsed
 from tests.oracle.test_live_path import SMALL_ROOMS, arriving
 from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.ranges import stored_ranges
 from tests.support.stored_rooms import store_room
 
 pytestmark = pytest.mark.django_db

@@ -10,13 +10,13 @@ from django.db import transaction
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from events.history.rows import room_history
 from events.integrity.repair import check_room
 from events.models import Event, Room
 from events.persist.room_cache import forget_kept
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import in_order
-from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.visibility.rebuild import ranges_anew, rebuild_visibility
+from events.visibility.recompute import tell_the_same
 from state.rules.room_versions import room_version
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_live_ranges import as_they_came, overlaps
@@ -25,6 +25,8 @@ from tests.properties.test_room_graph import slow_leaves
 from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, replayed_state
+from tests.support.ranges import accepted_places, stored_ranges
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -3,12 +3,12 @@
 import pytest
 from django.db import transaction
 
-from events.history.rows import room_history
 from events.models import Event
 from events.reading.timeline import state_at
 from state.models import StateGroup
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import persist_all
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

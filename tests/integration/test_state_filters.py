@@ -9,13 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events.format.parsing import parse_line
-from events.history.rows import room_history
 from state.errors import UnknownStateGroup
 from state.groups.deltas import GroupBuilder
 from state.groups.filters import EVERYTHING, MEMBER, StateFilter
 from state.store import _AT_KEYS, _FILTERED, FULL_STATE, ONE_BY_ONE, _condition, entries, full_state, full_states
 from tests.support.effort import examples
 from tests.support.room_data import ROOM_NAMES, event_lines
+from tests.support.room_results import room_history
 from tests.support.stored_rooms import store_groups
 
 pytestmark = pytest.mark.django_db

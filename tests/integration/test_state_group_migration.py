@@ -6,8 +6,7 @@ from django.db.migrations.executor import MigrationExecutor
 from django.test.utils import CaptureQueriesContext
 
 from events.models import Event
-from events.stored_states import groups_of_events
-from tests.support.stored_rooms import WRITER
+from tests.support.stored_rooms import WRITER, groups_of_events
 
 pytestmark = pytest.mark.django_db
 

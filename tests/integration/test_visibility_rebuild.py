@@ -6,10 +6,11 @@ from hypothesis import HealthCheck, given, settings
 
 from events.format.parsing import parse_line
 from events.models import EventVisibility, Room
-from events.visibility.rebuild import ranges_anew, rebuild_visibility, stored_ranges
+from events.visibility.rebuild import ranges_anew, rebuild_visibility
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
 from tests.support.made_rooms import MadeRoom
+from tests.support.ranges import stored_ranges
 from tests.support.room_data import ROOM_NAMES, event_lines
 from tests.support.stored_rooms import store_room
 

@@ -6,8 +6,8 @@ import json
 from functools import cache
 
 from events.format.parsing import ParsedEvent, parse_line
-from events.history.rows import RoomResult, room_history
 from tests.support.room_data import event_lines, oracle
+from tests.support.room_results import RoomResult, room_history
 
 StateKey = tuple[str, str]
 

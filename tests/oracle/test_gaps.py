@@ -5,7 +5,7 @@ what lies in the gaps comes later as old events. Afterwards the tables say what 
 import pytest
 
 from events.models import Event, Room
-from events.persist.receiving import with_state
+from events.persist.batch import with_state
 from events.reading.timeline import state_at
 from events.reading.user_timeline import timeline_of
 from tests.oracle.answers import TheirStates, parsed

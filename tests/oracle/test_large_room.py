@@ -3,13 +3,13 @@
 import pytest
 
 from events.models import Event
-from events.stored_states import groups_of_events
 from state.models import StateGroupDelta
 from state.store import full_states
 from tests.oracle.answers import TheirStates
 from tests.oracle.test_live_path import arriving
 from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
 from tests.support.room_data import oracle, stored_events
+from tests.support.stored_rooms import groups_of_events
 
 pytestmark = pytest.mark.django_db
 

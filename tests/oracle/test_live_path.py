@@ -2,13 +2,13 @@
 
 import pytest
 
-from events.history.rows import room_history
 from events.models import Event
 from events.reading.timeline import state_at
 from events.room.graph import causal_order
 from tests.oracle.answers import TheirStates, parsed
 from tests.support.persisted_rooms import current_state, gaps, leaves, persist_all, ranges, replayed_state, verdicts
 from tests.support.room_data import ROOM_NAMES, oracle, stored_events
+from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

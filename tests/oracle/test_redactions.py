@@ -8,8 +8,7 @@ import json
 import pytest
 from msgspec.structs import replace
 
-from events.format.signatures import event_is_signed
-from events.history.rows import EVENT_COLUMNS
+from events.columns import EVENT_COLUMNS
 from events.models import EventJson
 from events.reading.event_json import load_events
 from state.rules.room_versions import room_version
@@ -17,6 +16,7 @@ from tests.oracle.answers import history, parsed
 from tests.oracle.test_live_path import arriving
 from tests.support.persisted_rooms import persist_all
 from tests.support.room_data import ROOM_NAMES, ROOMS, oracle
+from tests.support.signed_events import event_is_signed
 from tests.support.stored_rooms import store_room
 
 KEYS = json.loads((ROOMS / "server_keys.json").read_bytes())

@@ -2,10 +2,11 @@
 
 import pytest
 
+from events.columns import EVENT_COLUMNS
 from events.format.parsing import parse_line
-from events.history.rows import EVENT_COLUMNS, room_history
 from tests.oracle.answers import history
 from tests.support.room_data import ROOM_NAMES, event_lines, oracle
+from tests.support.room_results import room_history
 
 
 def column(result, name):

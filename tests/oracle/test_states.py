@@ -5,7 +5,7 @@ Known differences stand in ``docs/reference/differences.md``.
 
 import pytest
 
-from events.history.rows import EVENT_COLUMNS
+from events.columns import EVENT_COLUMNS
 from events.room.state_assignment import RoomStates
 from state.resolution.resolve import resolve
 from state.rules.room_versions import room_version

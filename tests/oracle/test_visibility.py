@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from events.history.rows import room_history
 from events.visibility.rule import for_client
 from events.visibility.viewer import Viewer
 from tests.oracle.answers import history, parsed
 from tests.support.range_reader import Seen
 from tests.support.room_data import ROOM_NAMES, ROOMS, oracle
+from tests.support.room_results import room_history
 
 LETTERS = {"full": "1", "hidden": "0", "redacted": "p"}
 USERS_OF_LARGE_ROOM = 6

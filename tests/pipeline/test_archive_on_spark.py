@@ -7,9 +7,9 @@ import pytest
 
 from events.models import Event, EventJson
 from pipeline.archive import write
-from pipeline.archive.folders import any_folder
 from pipeline.archive.format import read_manifest
 from pipeline.errors import SparkFailed
+from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import run_job
 from tests.integration.test_purging import middle
 from tests.integration.test_restore import assert_same, everything, restore, stored

@@ -23,7 +23,7 @@ from events.format.client_format import pruned_json
 from events.models import CurrentState, Event, EventJson, Room
 from pipeline.errors import DiskFull, ExportDiffers, JobCancelled, SparkFailed, UnusableArguments
 from pipeline.export import export, kind
-from pipeline.export.kind import EXPORT, export_lines, run_export
+from pipeline.export.kind import ExportKind, run_export
 from pipeline.export.tables import FIRST_DAY, TABLES, room_bucket
 from pipeline.jobs.run import JobRun, job_kinds, queue_job
 from pipeline.models import Job, JobState
@@ -198,7 +198,7 @@ def test_the_page_reads_it_and_shows_what_the_command_says(exported):
     exec(example.replace("/data/export", str(folder)).replace("!room:example.org", room_id), names)
     assert names["of_room"].num_rows == Event.objects.filter(room_id=room_id).count()
     shown = re.search(r"manage\.py export /data/export\n(.*?)```", PAGE, re.DOTALL)[1].splitlines()
-    said = [re.sub(r"[\d,]+ ", "", line) for line in export_lines({**summary, "folder": "/data/export"})]
+    said = [re.sub(r"[\d,]+ ", "", line) for line in ExportKind().lines({**summary, "folder": "/data/export"})]
     assert [re.sub(r"[\d,]+ ", "", line) for line in shown] == said
     assert {name for name in TABLES if f"| `{name}` |" in PAGE} == set(TABLES)
 
@@ -401,7 +401,7 @@ def test_two_exports_to_one_folder_do_not_meet(spark, stored, tmp_path):
 
 def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatch, tmp_path, own_writer):
     monkeypatch.setattr(kind, "_exports", lambda: tmp_path)
-    queued = queue_job(EXPORT, {"to": "nightly", "tables": ["rooms"]}, by="a timer")
+    queued = queue_job(ExportKind.name, {"to": "nightly", "tables": ["rooms"]}, by="a timer")
     call_command("runjobs", "--once", stdout=io.StringIO(), stderr=io.StringIO())
     job = Job.objects.get(pk=queued.pk)
     assert (job.state, job.after) == (JobState.DONE, {"rooms": 3})
@@ -411,7 +411,7 @@ def test_it_can_be_queued_below_the_folder_for_exports(spark, stored, monkeypatc
 @pytest.mark.parametrize("name", ["/tmp/x", "../x", "a/b", "", ".hidden", None, 7, "x" * 101])
 def test_a_queued_export_goes_nowhere_else(name):
     with pytest.raises(UnusableArguments, match="name of a folder"):
-        job_kinds()[EXPORT].check({"to": name})
+        job_kinds()[ExportKind.name].check({"to": name})
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_a_queued_export_goes_nowhere_else(name):
 )  # fmt: skip
 def test_unusable_arguments_are_refused(arguments):
     with pytest.raises(UnusableArguments):
-        kind.checked_export(arguments)
+        ExportKind().check({"to": "x", **arguments})
 
 
 def test_a_folder_that_cannot_be_made_is_told(stored, tmp_path):

@@ -27,7 +27,7 @@ from pipeline.jobs.rows import (
     killed_jobs,
     resumable_job,
 )
-from pipeline.jobs.run import queue_job, run_job
+from pipeline.jobs.run import JobKind, queue_job, run_job
 from pipeline.jobs.view import job_views
 from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError, direct_connection
@@ -36,10 +36,10 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-class Steps:
+class Steps(JobKind):
     """A kind of job that takes ``steps`` steps, and calls ``at`` before each."""
 
-    help = "Take some steps."
+    name, help, arguments = "walk", "Take some steps.", None
 
     def __init__(self, at=lambda step: None) -> None:
         self.at = at
@@ -486,13 +486,13 @@ _KILLED_AT_WORK = textwrap.dedent("""
     from pipeline.jobs import run as job_runs
     from pipeline.jobs.queue import JobServer
 
-    class Sleep:
-        help = ""
+    class Sleep(job_runs.JobKind):
+        name, arguments = "sleep", None
         def check(self, arguments): return arguments
         def run(self, run):
             print("begun", flush=True)
             sys.stdin.read()
-    job_runs.register("sleep", Sleep())
+    job_runs.register(Sleep())
     JobServer("default", io.StringIO(), lambda text: None).run(once=True)
 """)
 

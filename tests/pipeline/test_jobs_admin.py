@@ -132,10 +132,10 @@ def test_unusable_arguments_are_told_beside_their_field(staff, kind, entered, sa
     assert not Job.objects.exists()
 
 
-class OwnKind:
-    """A kind that somebody has registered, without fields."""
+class OwnKind(job_runs.JobKind):
+    """A kind that somebody has registered, which declares no arguments."""
 
-    help = "Mine."
+    name, help, arguments = "mine", "Mine.", None
 
     def check(self, arguments):
         return {"dry_run": False, **arguments}

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from events import declarations as events_catalog
-from streams import catalog
+from streams.catalog import declarations as catalog
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.json_codec import encode_json
 from streams.reading.rows import rows_between

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.room.graph import Leaves, backward_extremities, causal_order, is_accepted
+from events.room.extremities import Leaves
+from events.room.graph import backward_extremities, causal_order, is_accepted
 
 
 @dataclass

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from events.errors import EventRefused
 from events.format import parsing
-from events.history.rows import room_history
 from events.room import event_auth, graph, state_assignment
 from events.room.graph import causal_order
 from state.rules.auth_rules import AuthRules
 from tests.support.effort import examples
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
+from tests.support.room_results import room_history
 
 VERSIONS = [str(number) for number in range(1, 13)]
 

@@ -228,8 +228,8 @@ StreamMachine.TestCase.settings = settings(max_examples=examples(60), stateful_s
 TestStreamMachine = StreamMachine.TestCase
 
 
-def test_little_room_for_complete_ids_changes_nothing(monkeypatch):
-    """While a writer is stuck most single IDs are dropped, and read from the tables when it goes on."""
+def test_with_little_room_for_complete_ids_every_position_comes_to_the_head(monkeypatch):
+    """While a writer is stuck most single IDs are dropped. The announcements that follow take the positions past those."""
     monkeypatch.setattr(tracker, "KNOWN_DONE_LIMIT", 1)
     run_state_machine_as_test(
         StreamMachine, settings=settings(max_examples=examples(60), stateful_step_count=50, **COMMON)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from streams.core.tokens import RoomToken, VectorToken, in_range
+from streams.core.tokens import RoomToken, VectorToken
+from tests.oracles.token_ranges import in_range
 
 NAMES = {1: "north", 2: "south", 3: "east"}
 NUMBERS = {name: number for number, name in NAMES.items()}

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 
-from events.history.rows import room_history
 from events.visibility.viewer import Viewer
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
 from tests.support.made_rooms import ALICE, BOB, EVE
 from tests.support.range_reader import Seen
+from tests.support.room_results import room_history
 
 
 @settings(deadline=None, max_examples=examples(100))

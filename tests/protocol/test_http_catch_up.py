@@ -59,7 +59,7 @@ def values_of(stream: str, table: FactTable, row: list) -> dict[str, object] | N
 
 
 def insert(stream: str, table: FactTable, token: int, values: dict[str, object]) -> None:
-    sign = registry.get(stream).declaration.sign
+    sign = registry.get(stream).sign
     values = values | {table.id_column: sign * token, table.writer_column: "master"}
     with connection.cursor() as cursor:
         cursor.execute("SET session_replication_role = replica")  # facts alone, without the rooms that they belong to
@@ -107,7 +107,7 @@ def fill(stream: str) -> None:
             values = values_of(stream, table, row)
             if values is not None:
                 insert(stream, table, token, values)
-    sign = registry.get(stream).declaration.sign
+    sign = registry.get(stream).sign
     last = max((token for token, _ in facts.values()), default=0)
     StreamPosition.objects.create(stream=stream, instance_name="master", position=sign * last, state="active")
 

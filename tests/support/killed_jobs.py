@@ -15,7 +15,6 @@ from django.db import DatabaseError, InterfaceError, connection, connections
 from events.integrity.repair import check_room
 from events.models import Event
 from events.persist.room_cache import forget_kept
-from events.visibility.rebuild import stored_ranges
 from pipeline.jobs.rows import hold_lock
 from pipeline.models import ComparedRooms, Job, MendedRoom
 from streams import registry
@@ -31,6 +30,7 @@ from tests.support.emptying import empty_tables
 from tests.support.foreign_groups import store_as
 from tests.support.made_rooms import BOB, MadeRoom
 from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state
+from tests.support.ranges import stored_ranges
 from tests.support.stored_rooms import store_room
 from tests.support.waiting import wait_until
 from tests.support.warm_start import WARM

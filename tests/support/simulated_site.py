@@ -276,14 +276,6 @@ class Site:
             else:
                 self._look(who.tracker)
         who.heard = min(who.heard + most, len(self.queue))
-        self._replay(who.tracker)
-
-    def _replay(self, tracker: PositionTracker) -> None:
-        """As the background thread does: a dropped ID at the linear position is read from the tables, some at a time."""
-        while (first := tracker.replay_from) is not None:
-            ids = [number for _, number in self.database.rows_from(first)]
-            last = ids[9] if len(ids) > 10 else None
-            tracker.replay_done([number for number in ids if last is None or number <= last], last)
 
     def _look(self, tracker: PositionTracker) -> None:
         tracker.learn(*active_and_retired(self.stored()))

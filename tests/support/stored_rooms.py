@@ -5,15 +5,15 @@ Many tests store the same few rooms, whose rows are worked out once in a process
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields, replace
 
 from django.db import connection
 from django.db.models import Model
 from psycopg2.extras import execute_values
 
+from events.columns import EVENT_COLUMNS
 from events.format.parsing import ParsedEvent
-from events.history.rows import EVENT_COLUMNS, RoomResult, room_history
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -28,6 +28,7 @@ from events.models import (
 )
 from state.models import StateGroup, StateGroupDelta
 from state.store import reserve_group_ids
+from tests.support.room_results import RoomResult, room_history
 
 WRITER = "test"
 _KEPT_RESULTS = 20
@@ -130,3 +131,9 @@ def store_room(events: Sequence[ParsedEvent], first_position: int | None = None)
         for row in result.visibility
     )
     return result
+
+
+def groups_of_events(event_ids: Collection[str]) -> dict[str, int]:
+    """Event -> the group after it; events without one (outliers, unknown state) are left out."""
+    found = Event.objects.filter(event_id__in=event_ids, state_group__isnull=False)
+    return {event_id: group for event_id, group in found.values_list("event_id", "state_group") if group is not None}

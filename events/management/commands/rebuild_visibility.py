@@ -1,28 +1,33 @@
-"""``manage.py rebuild_visibility``: who sees what of stored rooms, worked out anew or checked."""
+"""``manage.py rebuild_visibility``: who sees what of stored rooms, worked out anew or checked.
+
+What it finds and mends is what ``resync visibility`` does; it answers room by room, in this process.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
 from events.arguments import can_be_stored
-from events.errors import RangesDisagree
-from events.models import Room
-from events.visibility.rebuild import accepted_places, ranges_anew, rebuild_visibility, stored_ranges, tell_the_same
+from events.integrity.repair import all_rooms, resync_room
+from events.integrity.room_mending import find_damage
 from streams.conf import stream_settings
-from streams.db.consistent_read import long_transaction
+from streams.db.consistent_read import one_view
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.terminal import printable
+from streams.runtime.gc_pause import collector_paused
+from streams.runtime.text import printable
 
 __all__ = ["Command"]
 
+_VISIBILITY = "visibility"
+
 
 class Command(SiteCommand):
-    """One room after the other, each in a transaction of its own."""
+    """One room after the other."""
 
     help = (
         "Work out the ranges of visibility of rooms from what is stored and write them anew; with --check only compare. "
@@ -47,7 +52,7 @@ class Command(SiteCommand):
             raise CommandError("Name rooms, or give --all.", returncode=2)
         using = stream_settings().database
         failed = False
-        for room_id in _all_rooms(using) if options["all"] else options["room_ids"]:
+        for room_id in all_rooms(using) if options["all"] else options["room_ids"]:
             found = _room(room_id, using, write=not options["check"])
             failed = failed or not found.get("same", False)
             self.stdout.write(
@@ -66,30 +71,17 @@ def _in_words(found: Mapping[str, Any]) -> str:
     return f"{room}: {verdict}, {found['before']} rows, {found['rows']} worked out anew{unknown}"
 
 
-def _all_rooms(using: str) -> Iterator[str]:
-    """By key ranges, so that no list of all rooms is held."""
-    last = ""
-    while rooms := _rooms_after(last, using):
-        yield from rooms
-        last = rooms[-1]
-
-
-def _rooms_after(last: str, using: str) -> Sequence[str]:
-    rooms = Room.objects.using(using).filter(room_id__gt=last).order_by("room_id")
-    return list(rooms.values_list("room_id", flat=True)[:1_000])
-
-
 def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
     """What was found of a room; ``known`` is false where nobody can know who sees what."""
-    with long_transaction(using):
-        locked = Room.objects.using(using).select_for_update().filter(pk=room_id) if can_be_stored(room_id) else None
-        if locked is None or locked.first() is None:
-            return {"room_id": room_id, "error": "unknown"}
-        before, anew = stored_ranges(room_id, using), ranges_anew(room_id, using)
-        same = tell_the_same(before, anew or [], accepted_places(room_id, using))
-        if write and not same:
-            try:
-                rebuild_visibility(room_id, using)
-            except RangesDisagree as error:
-                return {"room_id": room_id, "error": str(error)}
-    return {"room_id": room_id, "known": anew is not None, "same": same, "before": len(before), "rows": len(anew or [])}
+    found = None
+    if can_be_stored(room_id):
+        with one_view(using, is_long=True) as cursor, collector_paused():
+            found = find_damage(cursor, room_id)
+    if found is None:
+        return {"room_id": room_id, "error": "unknown"}
+    stored, anew, same = found.computed.rows.ranges, found.computed.known_ranges, not found.report.of(_VISIBILITY)
+    done = resync_room(room_id, _VISIBILITY, using) if write and not same else None
+    if done is not None and (left := done.after.of(_VISIBILITY)):
+        return {"room_id": room_id, "error": (done.after.doubts or [f"{left} differences are left"])[-1]}
+    known = anew is not None
+    return {"room_id": room_id, "known": known, "same": same, "before": len(stored), "rows": len(anew or [])}

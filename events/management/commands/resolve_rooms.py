@@ -11,7 +11,7 @@ from django.db import DatabaseError
 from events.arguments import can_be_stored
 from events.errors import UnknownRoom
 from events.models import Event
-from events.persist.resolving import resolve_room
+from events.persist.gap_filling import resolve_room
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.errors import StreamError

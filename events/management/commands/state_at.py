@@ -14,7 +14,7 @@ from events.management.arguments import add_event_ids, asked_event_ids
 from events.reading.state_at import State, StateAt, states_at
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["Command"]
 

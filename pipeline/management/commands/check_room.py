@@ -8,19 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError as DjangoDatabaseError
 
 from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, RoomReport
 from events.integrity.repair import check_room
-from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.jobs.rows import begin_job, hold_lock
-from pipeline.jobs.run import Keeper, carry_out
-from pipeline.maintenance.resync import RESYNC, ResyncKind, compare_rooms
+from pipeline.jobs.command import as_command
+from pipeline.jobs.run import run_job
+from pipeline.maintenance.resync import MASTER, ResyncKind, compare_rooms
 from pipeline.maintenance.resync_executor import RoomAnswer
-from pipeline.spark.masters import given_master
 from streams.conf import stream_settings
-from streams.db import driver
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
@@ -46,12 +42,7 @@ class Command(SiteCommand):
         """Declare the options."""
         parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID", help="these rooms")
         parser.add_argument("--all", action="store_true", help="all rooms; of those that are clean only --json tells")
-        parser.add_argument(
-            "--master",
-            type=given_master,
-            metavar="URL",
-            help="work on Spark, at this master (only when there is much to do, at the site's)",
-        )
+        MASTER.add_to(parser)
         parser.add_argument("--json", action="store_true", help="one JSON object a room")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -70,23 +61,13 @@ class Command(SiteCommand):
             sys.exit(1)
 
     def _many(self, arguments: Mapping[str, Any], told: _Told) -> None:
-        using = stream_settings().database
         stream: Any = self.stderr  # a file in all that is used
 
         def tell(answer: RoomAnswer) -> None:
             told.add(answer.room_id, answer.before)
 
-        try:
-            checked = ResyncKind().check(arguments)
-            with hold_lock(using) as lock:
-                job = begin_job(lock, RESYNC, checked, using)
-                summary = carry_out(job, using, stream, lambda run: compare_rooms(run, tell), Keeper(lock))
-        except UnusableArguments as error:
-            raise CommandError(str(error), returncode=2) from error
-        except PipelineError as error:
-            raise CommandError(str(error), returncode=1) from error
-        except (driver.DatabaseError, DjangoDatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
+        with as_command():
+            summary = run_job(ResyncKind.name, arguments, stream=stream, work=lambda run: compare_rooms(run, tell))
         if not told.as_json:
             self.stdout.write(
                 f"{summary['rooms']} rooms, {summary['events']} events: {summary['rooms_wrong']} rooms differ, "

@@ -11,14 +11,13 @@ import sys
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.db import connections
 
-from pipeline.errors import PipelineError, UnusableArguments
+from pipeline.importing.kind import ImportKind
+from pipeline.jobs.arguments import add_options
+from pipeline.jobs.command import as_command
 from pipeline.models import QuarantinedLine
-from pipeline.spark.masters import given_master
 from streams.conf import stream_settings
-from streams.db import driver
-from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
@@ -45,40 +44,18 @@ class Command(SiteCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Declare the options."""
-        parser.add_argument(
-            "paths", nargs="+", metavar="PATH", help="file, folder of Parquet files, or postgresql:// URL"
-        )
-        parser.add_argument("--as-history", action="store_true", help="on the backward stream: never new to anybody")
-        parser.add_argument("--resume", action="store_true", help="continue the import of these that ended early")
-        parser.add_argument("--master", type=given_master, metavar="URL", help="Spark master (default: the setting)")
-        signatures = parser.add_mutually_exclusive_group()
-        signatures.add_argument(
-            "--trust-signatures",
-            action="store_true",
-            help="look at no signature: the sources are trusted (the default)",
-        )
-        signatures.add_argument(
-            "--keys",
-            metavar="FILE",
-            help='verify signatures: {"SERVER": {"ed25519:ID": "KEY"}}; unsigned events are put aside',
-        )
-        parser.add_argument("--json", action="store_true", help="only the summary line on stdout, no report on stderr")
+        add_options(parser, ImportKind.arguments)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Import, print the summary, and end with the status that the module tells."""
         from pipeline.importing.job import ImportOptions, import_history  # noqa: PLC0415 - needs pyspark
 
         wanted = ImportOptions(
-            options["paths"], options["as_history"], options["resume"], options["master"], options["keys"]
+            options["sources"], options["as_history"], options["resume"], options["master"], options["keys"]
         )
         try:
-            outcome = import_history(wanted)
-        except UnusableArguments as error:
-            raise CommandError(str(error), returncode=2) from error
-        except (DatabaseError, driver.DatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
-        except (PipelineError, StreamError, OSError) as error:
-            raise CommandError(str(error), returncode=1) from error
+            with as_command():
+                outcome = import_history(wanted)
         except KeyboardInterrupt:
             raise CommandError("Interrupted. Rooms that were loaded stay; go on with --resume.", returncode=1) from None
         if not options["json"]:

@@ -24,7 +24,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.maintenance.subjects import asked_by
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 __all__ = ["Command"]
 

@@ -5,19 +5,13 @@ Exit status 0; 1: the archive is damaged, or does not fit this database; 2: unus
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from django.core.management.base import CommandParser
-
-from pipeline.archive.options import run_as_job
-from pipeline.archive.restore import RESTORE
-from streams.runtime.command_line import SiteCommand
+from pipeline.archive.restore import RestoreKind
+from pipeline.jobs.command import JobCommand, JobSubject
 
 __all__ = ["Command"]
 
 
-class Command(SiteCommand):
+class Command(JobCommand):
     """Restores an archive."""
 
     help = "Put an archive of a room back, byte for byte, with states and visibility. Safe beside writers; may be repeated."
@@ -27,18 +21,4 @@ class Command(SiteCommand):
         ("restore /backup/room-1a2b --json", "the outcome as JSON"),
     )
 
-    def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
-        parser.add_argument("archive", metavar="FOLDER", help="the folder of one archive, as archive or purge named it")
-        parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
-
-    def handle(self, *args: Any, **options: Any) -> None:
-        """As a job."""
-        found = run_as_job(self, RESTORE, {"archive": options["archive"]})
-        if options["json"]:
-            self.stdout.write(json.dumps(found))
-            return
-        self.stdout.write(
-            f"{found['room_id']}: of {found['archived']} events {found['restored']} written again, {found['placed']} given "
-            f"their place again, {found['here']} were here; {found['redacted']} redacted since; visibility {found['visibility']}"
-        )
+    subject = JobSubject(RestoreKind())

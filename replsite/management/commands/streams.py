@@ -36,7 +36,7 @@ from streams.follow.handlers import effects_database_of, load_handlers
 from streams.maintenance.subjects import asked_by
 from streams.models import StoredCursor
 from streams.runtime.command_line import SiteCommand
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 _STYLES = {"fine": "green", "note": "blue", "warning": "yellow", "wrong": "bold red"}
 WATCH_SECONDS = 1.0

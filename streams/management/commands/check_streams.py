@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from streams import epochs, registry
+from streams import epochs
 from streams.db import driver
 from streams.errors import StreamError
 from streams.maintenance import check
@@ -62,9 +62,9 @@ class Command(SiteCommand):
 
     def _check(self, cursor: Any, options: dict[str, Any]) -> None:
         epoch = self._epoch(cursor, new=options["new_epoch"], keep=options["keep_epoch"])
+        for finding, value in check.repair_streams(cursor) if options["repair"] else ():
+            self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
         findings = check.inspect_streams(cursor)
-        if options["repair"]:
-            findings = self._repair(cursor, findings)
         self._json(findings, epoch) if options["json"] else self._table(findings, epoch)
         if bad := [finding for finding in findings if not finding.well]:
             raise CommandError(
@@ -75,13 +75,6 @@ class Command(SiteCommand):
         if new:
             return epochs.begin_epoch(cursor, "check_streams --new-epoch")
         return epochs.keep_epoch(cursor) if keep else epochs.current_epoch(cursor)
-
-    def _repair(self, cursor: Any, findings: list[check.Finding]) -> list[check.Finding]:
-        for finding in findings:
-            if not finding.well:
-                value = check.repair(cursor, registry.get(finding.stream))
-                self.stderr.write(f"{finding.stream}: {finding.verdict}; sequence moved to {value}")
-        return check.inspect_streams(cursor)
 
     def _json(self, findings: list[check.Finding], epoch: str) -> None:
         for finding in findings:

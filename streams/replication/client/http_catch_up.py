@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from streams.catalog import declarations
+from streams.catalog.declarations import declarations
 from streams.errors import ResyncNeeded
 from streams.replication.client.table_catch_up import Writers
 from streams.replication.errors import BadAddress, CatchUpError, GapError

@@ -8,9 +8,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from events.format.canonical_json import encode
-from events.format.signatures import event_is_signed, is_public_key, is_signed, signed_by
+from events.format.signatures import is_public_key, signed_by
 from state.rules.room_versions import room_version
 from tests.support.room_data import ROOM_NAMES, ROOMS, stored_events
+from tests.support.signed_events import event_is_signed, is_signed
 
 KEYS = json.loads((ROOMS / "server_keys.json").read_bytes())
 

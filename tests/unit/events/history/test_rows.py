@@ -6,10 +6,11 @@ from collections import defaultdict
 import pytest
 from msgspec.structs import replace
 
+from events.columns import EVENT_COLUMNS
 from events.errors import HistoryError
-from events.history.rows import EVENT_COLUMNS, RoomResult, room_history
 from events.room.state_assignment import CYCLE
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
+from tests.support.room_results import RoomResult, room_history
 
 
 def expanded(result: RoomResult):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from events.room.graph import Leaves, backward_extremities, causal_order, cycles
+from events.room.extremities import Leaves
+from events.room.graph import backward_extremities, causal_order, cycles
 
 
 @dataclass

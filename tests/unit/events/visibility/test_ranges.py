@@ -3,12 +3,12 @@
 import pytest
 
 from events.format.parsing import ParsedEvent
-from events.history.rows import room_history
 from events.visibility.ranges import VisibilityRow
 from events.visibility.viewer import Viewer
 from tests.support.made_rooms import ALICE, BOB, MadeRoom
 from tests.support.range_reader import Seen
 from tests.support.room_data import vectors
+from tests.support.room_results import room_history
 
 CASES = vectors("visibility/timelines")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from events.visibility.ranges import VisibilityRow
-from events.visibility.rebuild import tell_the_same
+from events.visibility.recompute import tell_the_same
 
 PLACES = [-7, -3, 2, 5, 6, 9]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.errors import UnusableArguments
-from pipeline.jobs.fields import JobField
+from pipeline.jobs.arguments import Argument, Type
 from pipeline.jobs.forms import ARGUMENTS, job_form
 from pipeline.jobs.run import job_kinds
 
@@ -19,13 +19,14 @@ def known(kind: str) -> set[str]:
 
 
 def test_every_kind_has_a_form():
-    assert all(hasattr(kind, "fields") for kind in job_kinds().values())
+    assert all(kind.arguments is not None for kind in job_kinds().values())
 
 
 @pytest.mark.parametrize("kind", sorted(job_kinds()))
 def test_every_argument_of_a_kind_has_a_field_and_there_are_no_others(kind):
-    assert {field.name for field in job_kinds()[kind].fields} == known(kind) - {"dry_run"}
-    assert all(field.help for field in job_kinds()[kind].fields)
+    fields = job_form(kind)().fields
+    assert set(fields) == known(kind) - {"dry_run"}
+    assert all(field.help_text for field in fields.values())
 
 
 def entered(kind, **values):
@@ -75,14 +76,16 @@ def test_a_reason_stands_beside_the_field_that_it_names():
 
 def test_a_kind_may_bring_fields_of_its_own_or_none(monkeypatch):
     from pipeline.jobs import run
-    from pipeline.jobs.forms import Entry
 
-    class Own:
-        help = "Mine."
-        fields = (JobField("size", Entry.NUMBER, "how large"),)
+    class Own(run.JobKind):
+        name, help = "own", "Mine."
+        arguments = (Argument("size", Type.NUMBER, "how large", bounds=(0, 9)),)
+
+    class Bare(run.JobKind):
+        name, arguments = "bare", None
 
     monkeypatch.setitem(run._kinds, "own", Own())
-    monkeypatch.setitem(run._kinds, "bare", object())
+    monkeypatch.setitem(run._kinds, "bare", Bare())
     assert entered("own", size="1.5") == {"size": 1.5}
     assert list(job_form("bare")().fields) == [ARGUMENTS]
     assert entered("bare", arguments='{"a": 1}') == {"a": 1}

@@ -8,8 +8,9 @@ import pytest
 
 from pipeline.archive.kind import ArchiveKind
 from pipeline.errors import UnusableArguments
-from pipeline.export.kind import checked_export
-from pipeline.jobs.kinds import CensorKind, CheckStreamsKind, flag
+from pipeline.export.kind import ExportKind
+from pipeline.jobs.arguments import Argument, Type
+from pipeline.jobs.kinds import CensorKind, CheckStreamsKind
 from pipeline.maintenance.compress import CompressStateKind
 from pipeline.maintenance.purge import PurgeHistoryKind, PurgeOrphansKind, PurgeRetentionKind
 from pipeline.maintenance.purge_room import PurgeRoomKind
@@ -47,7 +48,8 @@ def test_what_is_true_or_false_is_never_taken_from_a_word(kind, needed, flags):
 
 
 def test_what_is_not_said_is_false():
-    assert flag({}, "force") is False and flag({"force": None}, "force") is False
+    force = Argument("force", Type.FLAG, "by force")
+    assert force.value({}) is False and force.value({"force": None}) is False
 
 
 @pytest.mark.parametrize(
@@ -89,15 +91,15 @@ def test_what_cannot_be_used_is_said_with_its_name(kind, arguments, words):
     [("2026-01-31", "2026-01-31"), ("1769860801000", "2026-01-31"), (None, None)],
 )
 def test_days_of_an_export(text, day):
-    assert checked_export({"since": text})["since"] == day
+    assert ExportKind().check({"to": "x", "since": text})["since"] == day
 
 
 def test_an_age_of_an_export_is_a_day():
-    found = date.fromisoformat(checked_export({"until": "30d"})["until"])
+    found = date.fromisoformat(ExportKind().check({"to": "x", "until": "30d"})["until"])
     assert timedelta(days=29) <= datetime.now(UTC).date() - found <= timedelta(days=31)
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-13-01", "2026-01-31T12:00", 20260131, ""])
 def test_what_is_no_day_is_refused(text):
     with pytest.raises(UnusableArguments, match="since must be a day such as 2026-01-31, or an age such as 30d"):
-        checked_export({"since": text})
+        ExportKind().check({"to": "x", "since": text})

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 
 from events.declarations import BACKFILL, EVENTS
 from pipeline.source.filters import Condition, accepted, condition_sql, literal, tables_of, token_range, writers_of
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 JSON = StreamDeclaration("json", (FactTable("t", (Column("data", ColumnKind.JSON),)),), "seq")

@@ -7,8 +7,8 @@ import pytest
 from events import declarations as events_catalog
 from events.declarations import BACKFILL, EVENTS
 from pipeline.source.schemas import COMMON_COLUMNS, arrow_schema, declaration_of, fact_columns, spark_schema
-from streams import catalog as streams_catalog
-from streams.catalog import CACHES
+from streams.catalog import declarations as streams_catalog
+from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 

@@ -6,7 +6,7 @@ from events.declarations import BACKFILL, EVENTS
 from pipeline.source.filters import Condition
 from pipeline.source.offsets import pieces
 from pipeline.source.sql import cuts_sql, rows_of_piece_sql
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
 
 (PIECE,) = pieces({"o'neil": (3, 9), "late": (5, 9)}, [])

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from unittest.mock import patch
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from replsite.metrics.caches import CACHES, CacheCollector
+from replsite.metrics.process import ProcessCollector
+from replsite.metrics.table import PLAIN
 from streams.core import invalidation
 from streams.core.cache_store import CacheStore
 
 
 @pytest.fixture
-def store(monkeypatch) -> CacheStore:
-    monkeypatch.setattr(invalidation, "_stores", {})
-    made = CacheStore(1)
-    invalidation.register("words", made)
-    return made
+def store() -> Iterator[CacheStore]:
+    with patch.dict(invalidation.stores, clear=True):
+        made = CacheStore(1)
+        invalidation.register("words", made)
+        yield made
 
 
 def scrape() -> set[str]:
     registry = CollectorRegistry()
-    registry.register(CacheCollector())
-    return {line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")}
+    registry.register(ProcessCollector())
+    return {line for line in generate_latest(registry).decode().splitlines() if line.startswith("replsite_cache")}
 
 
 def test_counts_are_exported(store):
@@ -42,10 +46,10 @@ def test_counts_are_exported(store):
     }
 
 
-def test_nothing_is_said_where_nothing_is_cached(store, monkeypatch):
-    monkeypatch.setattr(invalidation, "_stores", {})
+def test_nothing_is_said_where_nothing_is_cached(store):
+    invalidation.stores.clear()
     assert scrape() == set()
 
 
 def test_all_names_are_described():
-    assert {family.name for family in CacheCollector().describe()} == {metric.name for metric in CACHES}
+    assert {family.name for family in ProcessCollector().describe()} == {metric.name for metric in PLAIN}

@@ -12,10 +12,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replsite.metrics import cluster
-from replsite.metrics.cluster import OWN, SYNAPSE, SnapshotCollector
-from replsite.metrics.process import WaitCollector
+from replsite.metrics.cluster import SnapshotCollector
+from replsite.metrics.process import ProcessCollector
 from replsite.metrics.shared_rendering import SharedRendering
-from replsite.metrics.synapse import ALIASES, SynapseNames
+from replsite.metrics.synapse import SynapseNames
+from replsite.metrics.table import OWN, SYNAPSE
 from replsite.snapshot.types import (
     CountView,
     ExpectedView,
@@ -181,15 +182,10 @@ def test_database_away_is_told_and_nothing_old_is_shown(monkeypatch):
 
 def test_waits_that_timed_out_are_counted_per_stream_under_both_names(monkeypatch):
     monkeypatch.setattr(wait, "timed_out", Counter(events=3))
-    found = read(WaitCollector())
+    found = read(ProcessCollector())
     assert value(found, "replsite_wait_timeouts_total", stream="events") == 3
     theirs = "synapse_notifier_wait_for_stream_token_timeouts_total"
     assert value(found, theirs, stream_key="events", server_name="localhost") == 3
-
-
-def test_ids_kept_above_a_stuck_position_are_told():
-    found = scrape(a_stream(a_writer(known_done_ids=5_000)))
-    assert value(found, "replsite_stream_known_done_ids", stream="events", writer="master") == 5_000
 
 
 def test_every_name_is_exported_by_a_full_snapshot(settings):
@@ -198,19 +194,13 @@ def test_every_name_is_exported_by_a_full_snapshot(settings):
     readers = a_reader("f"), a_reader("c", kind="connection")
     expected = ExpectedView("events", "web-{n}", 1, None, None, Verdict("there", Severity.FINE, ""))
     storage = _storage(3)
-    exported = {
-        name
-        for name, _ in scrape(
-            a_stream(a_writer(), expected=(expected,)), *readers, workers=some_workers(), jobs=jobs, storage=storage
-        )
-    }
-    own = {metric.name: metric for metric in OWN}
-    aliases = {
-        alias.name + ("_total" if own[alias.own].counter else "")
-        for found in ALIASES.values()
-        for alias in found
-        if alias.own in own
-    }
+    found = scrape(
+        a_stream(a_writer(), expected=(expected,)), *readers, workers=some_workers(), jobs=jobs, storage=storage
+    )
+    exported = {name for name, _ in found}
+    labels = {metric.exported: set(metric.labels) for metric in (*OWN, *SYNAPSE)}
+    assert all({key for key, _ in pairs} == labels[name] for name, pairs in found if name in labels)
+    aliases = {name for metric in OWN for _, name, _ in metric.names_of_synapse()}
     assert {metric.exported for metric in (*OWN, *SYNAPSE)} | aliases == exported
 
 
@@ -299,7 +289,7 @@ def test_registering_the_collector_asks_no_database():
 
 
 def test_names_follow_the_rules_of_prometheus():
-    for metric in cluster.OWN:
+    for metric in OWN:
         assert metric.name.startswith("replsite_")
         assert not metric.name.endswith(("_total", "_count", "_milliseconds", "_ms"))
         assert metric.help

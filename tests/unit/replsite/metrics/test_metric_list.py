@@ -6,25 +6,18 @@ import json
 
 import pytest
 
-from replsite.metrics.names import OWN, SYNAPSE
-from replsite.metrics.process import PROCESS
-from replsite.metrics.synapse import ALIASES
+from replsite.metrics.table import OWN, PROCESS, SYNAPSE
 from streams.runtime.text import MOST_LABELS
 from tests.support.session import PROJECT
 
 LIST = json.loads((PROJECT / "tests" / "data" / "metric_names.json").read_text())
 OURS = {metric.exported: metric for metric in (*OWN, *PROCESS)}
-PLAIN = {metric.name: metric for metric in (*OWN, *PROCESS)}
 
 
 def theirs() -> dict[str, set[str]]:
     """Synapse's names with their labels."""
     found = {metric.exported: set(metric.labels) for metric in SYNAPSE}
-    for own, aliases in ALIASES.items():
-        for alias in aliases:
-            name = alias.name + ("_total" if PLAIN[own].counter else "")
-            found[name] = {*alias.labels.values(), *alias.fixed, "server_name"}
-    return found
+    return found | {name: set(labels) for metric in OURS.values() for _, name, labels in metric.names_of_synapse()}
 
 
 @pytest.mark.parametrize("wanted", LIST, ids=[one["own"] for one in LIST])
@@ -41,15 +34,19 @@ def test_the_name_of_synapse_has_these_labels(wanted):
     assert theirs()[wanted["name"]] == {*wanted["labels"], *server}
 
 
-def test_each_alias_is_of_a_metric_that_there_is_and_of_labels_that_it_has():
-    for own, aliases in ALIASES.items():
-        for alias in aliases:
-            assert {*alias.labels, *alias.where} <= set(PLAIN[own].labels)
+def test_each_alias_is_of_labels_that_the_metric_has():
+    for metric in OURS.values():
+        for alias in metric.synapse:
+            assert {*alias.labels, *alias.where} <= set(metric.labels)
+
+
+def test_what_counts_otherwise_there_stands_for_a_metric_that_there_is():
+    assert {metric.stands_for for metric in SYNAPSE} <= {metric.name for metric in OURS.values()}
 
 
 def test_no_name_is_given_twice():
     names = [metric.name for metric in (*OWN, *PROCESS, *SYNAPSE)]
-    names += [alias.name for aliases in ALIASES.values() for alias in aliases]
+    names += [alias.name for metric in OURS.values() for alias in metric.synapse]
     assert len(names) == len(set(names))
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.history.rows import EVENT_COLUMNS, room_history
+from events.columns import EVENT_COLUMNS
 from state.errors import StepTooLarge
 from state.groups.compaction import Compression, Need, WrittenRows
 from state.groups.deltas import HOPS_LIMIT, ROWS_PER_KEY_LIMIT, SPARE_ROWS
@@ -12,6 +12,7 @@ from tests.oracle.answers import parsed
 from tests.properties.test_state_groups import STEPS, grown
 from tests.support.foreign_groups import LAYOUTS, SPREAD, expanded
 from tests.support.room_data import ROOM_NAMES
+from tests.support.room_results import room_history
 
 A, B, C = ("m.a", ""), ("m.b", ""), ("m.c", "key")
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from events.format.parsing import parse_line
-from events.history.rows import room_history
 from events.room import state_assignment
 from state.resolution.nearby_groups import resolve_near
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.room_data import event_lines
+from tests.support.room_results import room_history
 
 
 def both_ways(events):

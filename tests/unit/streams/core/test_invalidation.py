@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 
@@ -13,11 +14,11 @@ from streams.core.invalidation import Drop, drops_of_caches_row, drops_of_column
 
 @pytest.fixture
 def store(monkeypatch) -> Iterator[CacheStore]:
-    monkeypatch.setattr(invalidation, "_stores", {})
     monkeypatch.setattr(invalidation, "_state_rules", {})
-    made = CacheStore(10)
-    invalidation.register("here", made)
-    return made
+    with patch.dict(invalidation.stores, clear=True):
+        made = CacheStore(10)
+        invalidation.register("here", made)
+        yield made
 
 
 def test_row_of_caches_names_a_key_or_the_whole_cache():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from events.declarations import BACKFILL, EVENTS
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.core.queries import bounds_sql, cut_whole_tokens, ids_sql, maximum_sql, order_sql, read_whole, rows_sql
 
 

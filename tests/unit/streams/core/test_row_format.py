@@ -3,7 +3,7 @@
 import pytest
 
 from events.declarations import EVENTS
-from streams.catalog import CACHES
+from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable
 from streams.core.row_format import IsSet, Literal, Shape, row_sql
 

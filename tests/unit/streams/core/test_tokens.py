@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from streams.core.tokens import RoomToken, VectorToken, in_range, numbered
+from streams.core.tokens import RoomToken, VectorToken, numbered
 from streams.errors import TokenError
+from tests.oracles.token_ranges import in_range
 
 VECTORS = Path(__file__).parents[3] / "data/vectors/streams/tokens.jsonl.gz"
 CASES = [json.loads(line) for line in gzip.decompress(VECTORS.read_bytes()).splitlines()]

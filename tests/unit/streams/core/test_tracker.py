@@ -293,7 +293,7 @@ def test_nothing_is_kept_when_everything_is_done():
         take(tracker, number)
         tracker.complete([number], written=number % 3 == 0)
         tracker.advance("south", number)
-    assert tracker.known_done_size == 0
+    assert tracker._known_done == []
     assert tracker._real_above == tracker._finished_above == tracker.pending == []
 
 
@@ -332,55 +332,45 @@ def test_known_done_is_bounded_while_another_writer_is_stuck():
     for number in range(12, 1_000):
         take(tracker, number)
         tracker.complete([number], written=True)
-    assert tracker.known_done_size <= 4
-    assert tracker.known_done_cuts > 0
+        assert len(tracker._known_done) <= 4
     assert tracker.linear == 10
 
 
-def test_dropped_ids_are_asked_for_only_when_the_linear_position_comes_to_them():
+def with_dropped_ids() -> PositionTracker:
+    """One that completed 12 to 29 while ``silent`` had 11 open: it keeps the smallest, and a few of the last."""
     tracker = small(silent=10)
     for number in range(12, 30):
         take(tracker, number)
         tracker.complete([number], written=True)
-    assert tracker.replay_from is None
+    return tracker
+
+
+def test_a_run_ends_before_a_dropped_id():
+    tracker = with_dropped_ids()
     tracker.advance("silent", 11)
-    stands_at = tracker.replay_from
-    assert stands_at is not None
-    assert 11 <= stands_at < 29
-    tracker.replay_done(range(stands_at, 30), None)
-    assert (tracker.linear, tracker.replay_from) == (29, None)
+    assert tracker.linear == 13
+    assert tracker.announceable == 29
 
 
-def test_rows_that_were_read_in_part_go_on_where_they_ended():
-    tracker = small(silent=10)
-    for number in range(12, 30):
-        take(tracker, number)
-        tracker.complete([number], written=True)
+def test_the_slow_writers_next_announcement_passes_dropped_ids():
+    """Once idle it claims what it has heard of: 29."""
+    tracker = with_dropped_ids()
     tracker.advance("silent", 11)
-    tracker.replay_done(range(11, 21), 20)
-    assert tracker.replay_from == 20
-    tracker.replay_done(range(20, 30), 30)
-    assert (tracker.linear, tracker.replay_from) == (29, None)
+    tracker.advance("silent", 29)
+    assert (tracker.linear, tracker._known_done) == (29, [])
 
 
-def test_row_that_is_missing_is_not_passed_by_a_replay():
-    """A gap in the tables may be a fact of the silent writer that is not committed."""
-    tracker = small(silent=10)
-    for number in (*range(12, 20), *range(21, 30)):
-        take(tracker, number)
-        tracker.complete([number], written=True)
-    tracker.advance("silent", 11)
-    tracker.replay_done([*range(11, 20), *range(21, 30)], None)
-    assert tracker.linear == 19
-
-
-def test_dropped_ids_that_others_positions_pass_are_forgotten():
-    tracker = small(silent=10)
-    for number in range(12, 30):
-        take(tracker, number)
-        tracker.complete([number], written=True)
-    tracker.advance("silent", 40)
-    assert (tracker.linear, tracker.replay_from, tracker.known_done_size) == (40, None, 0)
+def test_a_gap_above_dropped_ids_is_not_passed():
+    """What is missing may be a fact of the silent writer that is not committed."""
+    tracker = with_dropped_ids()
+    tracker.advance("silent", 20)
+    assert tracker.linear == 20
+    take(tracker, 31)
+    tracker.complete([31], written=True)
+    tracker.advance("silent", 29)
+    assert tracker.linear == 29
+    tracker.advance("silent", 30)
+    assert tracker.linear == 31
 
 
 def test_complete_ids_above_an_unfinished_one_take_bounded_memory():

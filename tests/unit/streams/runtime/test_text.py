@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streams.runtime.terminal import printable
+from streams.runtime.text import printable
 
 
 def test_ordinary_names_are_left_alone():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from events.errors import EventRefused, Reason
-from events.format.field_checks import (
+from events.format.parsing import (
     boolean,
     identifier,
     integer,

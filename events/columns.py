@@ -1,0 +1,49 @@
+"""The layout of the room tables: each table's columns in the order in which rows are written (pure).
+
+Live events, the bulk import, restore and repair all write rows by it. Rows of tables that are facts of a stream have their
+position and writer besides.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from events.format.parsing import ParsedEvent
+
+__all__ = ["EVENT_COLUMNS", "INSERT_INTO", "event_row", "is_unresolved", "own_columns"]
+
+_OWN = (
+    "event_id", "room_id", "type", "state_key", "sender", "topological_ordering", "origin_server_ts", "membership", "redacts",
+    "relates_to", "outlier", "rejected_reason", "soft_failed",
+)  # fmt: skip
+EVENT_COLUMNS = (*_OWN, "redacted_by", "state_unresolved", "state_group")
+"""Columns of ``events_event`` but for its position, writer and time."""
+own_columns = attrgetter(*("depth" if name == "topological_ordering" else name for name in _OWN))
+"""The first of these columns: those that an event tells by itself."""
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "events_backwardextremity": ("room_id", "event_id"),
+    "events_currentstate": ("room_id", "type", "state_key", "event_id", "membership"),
+    "events_eventauth": ("event_id", "auth_event_ids"),
+    "events_eventedge": ("event_id", "prev_event_id"),
+    "events_eventjson": ("event_id", "room_version", "json"),
+    "events_eventvisibility": ("room_id", "user_id", "kind", "first", "last"),
+    "events_forwardextremity": ("event_id", "room_id"),
+    "events_room": (
+        "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
+    ),
+    "events_timelinegap": ("room_id", "stream_ordering", "instance_name"),
+    "state_stategroup": ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read"),
+    "state_stategroupdelta": ("chain", "state_group", "type", "state_key", "event_id"),
+}  # fmt: skip
+INSERT_INTO = {table: f"INSERT INTO {table} ({', '.join(columns)})" for table, columns in _COLUMNS.items()}
+"""Table -> the beginning of a statement that inserts its rows."""
+
+
+def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
+    """Returns one row of ``EVENT_COLUMNS``; an event of the graph without a group has an unknown state."""
+    return (*own_columns(event), redacted_by, is_unresolved(event, state_group), state_group)
+
+
+def is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
+    """Returns whether the event should have a state that is not known."""
+    return state_group is None and not event.outlier

@@ -1,0 +1,238 @@
+"""The arguments of jobs, each declared once: a command's options, the check of a job and the form in the admin are made of it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from datetime import UTC, datetime
+from enum import Enum, auto
+from itertools import groupby
+from typing import Any
+
+from pipeline.errors import UnusableArguments
+from pipeline.spark.masters import check_master, given_master
+from streams.runtime.moments import FORMS, moment_ms
+
+__all__ = [
+    "ALL_ROOMS",
+    "DRY_RUN",
+    "JSON",
+    "ROOM",
+    "ROOMS",
+    "YES",
+    "Argument",
+    "OneOf",
+    "Type",
+    "add_options",
+    "dry_run",
+]
+
+#: The argument of jobs that can be run dry. It stands in no form: where a job is queued decides whether it is a dry run.
+DRY_RUN = "dry_run"
+_LATEST = 2**63 - 1
+
+
+class Type(Enum):
+    """What an argument is."""
+
+    TEXT = auto()
+    LINES = auto()
+    """A list of texts, one a line in a form."""
+    NUMBER = auto()
+    WHOLE = auto()
+    FLAG = auto()
+    CHOICE = auto()
+    CHOICES = auto()
+    MOMENT = auto()
+    """Milliseconds since 1970, entered as date and time in UTC."""
+    DAY = auto()
+    WHETHER = auto()
+    """True, false, or left to the job."""
+    MASTER = auto()
+    """The URL of a Spark master."""
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Options of a command that exclude each other: neighbours that share this object."""
+
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One argument: of a job, of the command that runs it, or of both."""
+
+    name: str
+    type: Type
+    help: str
+    """What the option of a command says."""
+    _: KW_ONLY
+    in_form: str = ""
+    """What the form says, where that differs."""
+    required: bool = False
+    choices: tuple[str, ...] = ()
+    bounds: tuple[int, int] = (0, 0)
+    default: Any = None
+    """Or a function that returns it."""
+    must: str = ""
+    """What the refusal says that it must be; empty: what its type says."""
+    check: Callable[[str, Any], Any] | None = None
+    """Takes name and value in place of its type's check; returns the value that the job gets, or raises."""
+    omitted: bool = False
+    """A job has no such argument where none is given."""
+    stored: bool = True
+    """False: the command alone takes it, and the job does not know it."""
+    typed: str | None = ""
+    """How a command takes it: ``ROOM`` by its place, ``--room ROOM``; empty: an option of its name; null: not at all."""
+    one_of: OneOf | None = None
+
+    def value(self, given: Mapping[str, Any]) -> Any:
+        """Returns the value for a job, the default where none is given; raises ``UnusableArguments``."""
+        value = given.get(self.name)
+        if value is None and callable(self.default):
+            value = self.default()
+        elif value is None and not self.required:
+            return False if self.type is Type.FLAG else self.default
+        return self.check(self.name, value) if self.check is not None else _CHECKS[self.type](self, value)
+
+    def refusal(self, value: Any, must: str) -> UnusableArguments:
+        """Returns the error that says what it must be."""
+        return UnusableArguments(f"{self.name} must be {self.must or f'{must}, not {value!r:.100}'}.")
+
+    def add_to(self, parser: argparse._ActionsContainer) -> None:
+        """Declares it as an option, or by its place."""
+        typed = self.typed or f"--{self.name.replace('_', '-')}"
+        option, _, metavar = typed.partition(" ") if typed.startswith("--") else ("", "", typed)
+        how: dict[str, Any] = dict(_OPTIONS.get(self.type, {}))
+        if self.type in (Type.LINES, Type.CHOICES):
+            how = {"action": "append"} if option else {"nargs": "+" if self.required else "*"}
+        if self.type in (Type.NUMBER, Type.WHOLE):
+            how["default"] = self.default
+        if metavar:
+            how["metavar"] = metavar
+        if option:
+            how["dest"] = self.name
+        parser.add_argument(option or self.name, help=self.help, **how)
+
+
+def add_options(parser: argparse.ArgumentParser, arguments: Iterable[Argument]) -> None:
+    """Declares the arguments that a command takes, in their order."""
+    for one_of, some in groupby((one for one in arguments if one.typed is not None), key=lambda one: one.one_of):
+        place = parser if one_of is None else parser.add_mutually_exclusive_group(required=one_of.required)
+        for one in some:
+            one.add_to(place)
+
+
+_OPTIONS: Mapping[Type, Mapping[str, Any]] = {
+    Type.NUMBER: {"type": float},
+    Type.WHOLE: {"type": int},
+    Type.FLAG: {"action": "store_true"},
+    Type.WHETHER: {"action": argparse.BooleanOptionalAction, "default": None},
+    Type.MASTER: {"type": given_master},
+}
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _text(one: Argument, value: Any) -> str:
+    if isinstance(value, str) and (value or not one.required):
+        return value
+    raise one.refusal(value, "text")
+
+
+def _lines(one: Argument, value: Any) -> list[str]:
+    if isinstance(value, list) and all(isinstance(line, str) for line in value) and (value or not one.required):
+        return value
+    raise one.refusal(value, "a list of texts")
+
+
+def _number(one: Argument, value: Any) -> float:
+    least, most = one.bounds
+    kinds = int if one.type is Type.WHOLE else int | float
+    if isinstance(value, kinds) and not isinstance(value, bool) and least <= value <= most:
+        return value
+    raise one.refusal(value, f"a number from {least:,} to {most:,}")
+
+
+def _flag(one: Argument, value: Any) -> bool:
+    if isinstance(value, bool):  # the text "false" is no false
+        return value
+    raise one.refusal(value, "true or false")
+
+
+def _choice(one: Argument, value: Any) -> str:
+    if isinstance(value, str) and value in one.choices:
+        return value
+    raise one.refusal(value, f"one of {', '.join(one.choices)}")
+
+
+def _choices(one: Argument, value: Any) -> list[str]:
+    if isinstance(value, list) and value and all(isinstance(each, str) and each in one.choices for each in value):
+        return list(dict.fromkeys(value))
+    raise one.refusal(value, f"some of {', '.join(one.choices)}")
+
+
+def _moment(one: Argument, value: Any) -> int:
+    """Of an age what it is now, so that a dry run and the job that carries it out mean the same time."""
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST:
+        return value
+    try:
+        return moment_ms(value if isinstance(value, str) else "", time.time_ns() // 1_000_000)
+    except ValueError:
+        raise one.refusal(value, FORMS) from None
+
+
+def _day(one: Argument, value: Any) -> str:
+    """The day of a date, an age or milliseconds, as 2026-01-31: an age means the same when the job begins later."""
+    try:
+        if not isinstance(value, str) or ":" in value:
+            raise ValueError
+        found = datetime.fromtimestamp(moment_ms(value, time.time_ns() // 1_000_000) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise one.refusal(value, "a day such as 2026-01-31, or an age such as 30d") from None
+    return found.date().isoformat()
+
+
+def _master(one: Argument, value: Any) -> str:
+    if isinstance(value, str):
+        return check_master(value)
+    raise one.refusal(value, "the URL of a Spark master")
+
+
+_CHECKS: Mapping[Type, Callable[[Argument, Any], Any]] = {
+    Type.TEXT: _text,
+    Type.LINES: _lines,
+    Type.NUMBER: _number,
+    Type.WHOLE: _number,
+    Type.FLAG: _flag,
+    Type.CHOICE: _choice,
+    Type.CHOICES: _choices,
+    Type.MOMENT: _moment,
+    Type.DAY: _day,
+    Type.WHETHER: _flag,
+    Type.MASTER: _master,
+}
+
+
+# --- what several jobs have -------------------------------------------------------------------------------------------
+
+ROOM = Argument(
+    "room", Type.TEXT, "the room", typed="ROOM", required=True, must="the ID of a room",
+    in_form="its ID, such as !abc:example.org",
+)  # fmt: skip
+ROOMS = Argument(
+    "rooms", Type.LINES, "these rooms", typed="ROOM", must="a list of room IDs",
+    in_form="their IDs, one a line; none: all rooms",
+)  # fmt: skip
+ALL_ROOMS = Argument("all", Type.FLAG, "all rooms", stored=False)
+YES = Argument("yes", Type.FLAG, "do not ask before it deletes; at a terminal it does", stored=False)
+JSON = Argument("json", Type.FLAG, "the outcome as one JSON object", stored=False)
+
+
+def dry_run(text: str) -> Argument:
+    """Returns the argument of a job that can be run dry; ``text``: what its option says."""
+    return Argument(DRY_RUN, Type.FLAG, text)

@@ -1,0 +1,112 @@
+"""A metric as one entry of a table: its name, labels and help text, where its samples come from, and Synapse's names for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Generic, TypeVar
+
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics import MetricWrapperBase
+
+__all__ = ["Alias", "Measure", "Row", "counted_by_library", "filled", "metric"]
+
+Row = tuple[Any, ...]
+"""A value, then the values of the labels. The value None: there is no sample; a time: seconds since the epoch."""
+Scraped = TypeVar("Scraped")
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """The name of Synapse for a metric: ``labels`` by their names there; those left out are summed over."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Only samples with these labels."""
+    fixed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Further labels there: name -> our ``origin`` -> value."""
+
+    def of(self, family: Metric, server_name: str) -> Metric:
+        """Returns the family under the other name."""
+        found = Metric(self.name, family.documentation, family.type)
+        sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+        for sample in family.samples:
+            if sample.name.endswith("_created") or any(sample.labels.get(k) != v for k, v in self.where.items()):
+                continue
+            key = sample.name.replace(family.name, self.name, 1), tuple(self._labels(sample.labels, server_name))
+            sums[key] = sums.get(key, 0.0) + sample.value
+        for (name, labels), value in sums.items():
+            found.add_sample(name, dict(labels), value)
+        return found
+
+    def _labels(self, own: Mapping[str, str], server_name: str) -> Iterator[tuple[str, str]]:
+        for name, value in own.items():
+            if name in self.labels:
+                yield self.labels[name], value
+            elif name == "le":
+                yield name, value
+        for name, values in self.fixed.items():
+            yield name, values[own["origin"]]
+        yield "server_name", server_name
+
+
+@dataclass(frozen=True, slots=True)
+class Measure(Generic[Scraped]):
+    """A metric: ``name`` is without ``_total``; ``rows`` makes its rows of what a scrape has read."""
+
+    name: str
+    labels: tuple[str, ...]
+    help: str
+    type: str
+    rows: Callable[[Scraped], Iterable[Row]]
+    synapse: tuple[Alias, ...] = ()
+    stands_for: str = ""
+    """Our name beside which one of Synapse's stands that counts otherwise."""
+
+    @property
+    def exported(self) -> str:
+        """The name that queries use; of a histogram, without what follows it."""
+        return self.name + self._suffix
+
+    @property
+    def _suffix(self) -> str:
+        return "_total" if self.type == "counter" else ""
+
+    def names_of_synapse(self) -> Iterator[tuple[Alias, str, tuple[str, ...]]]:
+        """Each alias, its name as queries use it, and its labels."""
+        for alias in self.synapse:
+            yield alias, alias.name + self._suffix, (*alias.labels.values(), *alias.fixed, "server_name")
+
+    def family(self, rows: Iterable[Row] = ()) -> Metric:
+        """Returns the family with these samples."""
+        kind = CounterMetricFamily if self.type == "counter" else GaugeMetricFamily
+        found = kind(self.name, self.help, labels=self.labels)
+        for value, *labels in rows:
+            if value is not None:
+                found.add_metric(labels, value.timestamp() if isinstance(value, datetime) else value)
+        return found
+
+
+def metric(
+    shown: str, text: str, rows: Callable[[Scraped], Iterable[Row]], *synapse: Alias, stands_for: str = ""
+) -> Measure[Scraped]:
+    """Returns the entry of a gauge, or of a counter: ``shown`` is its name as queries use it, with ``{labels}``."""
+    name, _, labels = shown.rstrip("}").partition("{")
+    kind = "counter" if name.endswith("_total") else "gauge"
+    split = tuple(labels.split(",")) if labels else ()
+    return Measure(name.removesuffix("_total"), split, text, kind, rows, synapse, stands_for)
+
+
+def counted_by_library(made: MetricWrapperBase, *synapse: Alias) -> Measure[Any]:
+    """Returns the entry of a metric that prometheus_client counts, and exports, itself."""
+    inner: Any = made  # the library tells these by describe() only in part
+    kind = "histogram" if isinstance(made, Histogram) else "counter" if isinstance(made, Counter) else "gauge"
+    return Measure(inner._name, tuple(inner._labelnames), inner._documentation, kind, lambda _: (), synapse)
+
+
+def filled(table: Iterable[Measure[Scraped]], scraped: Scraped) -> Iterator[Metric]:
+    """Returns the families of a table that have samples."""
+    return (family for one in table if (family := one.family(one.rows(scraped))).samples)

@@ -1,0 +1,222 @@
+"""Where the samples of metrics come from: a snapshot, and what this process counts.
+
+Names that peers choose are unbounded, so only plain ones and at most ``MOST_LABELS`` of them become labels; the rest is
+``other``. Readers that share a label are shown as the worst of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from django.conf import settings
+
+from events.notifier import notifier
+from events.notifier.cache import HotFigures
+from replsite.http.request_places import LANES
+from replsite.metrics.live_page import closed
+from replsite.metrics.measure import Row
+from replsite.snapshot.types import ReaderStreamView, ReaderView, Snapshot
+from replsite.status.verdicts import JobWord, ReaderWord, WriterWord
+from streams.core.invalidation import stores
+from streams.runtime.text import OTHER, plain_label
+from streams.waiting import wait
+
+
+# --- the cluster --------------------------------------------------------------------------------------------------------
+class Scrape:
+    """A snapshot, and what several metrics need of it. What there may be none of is a list of none or one."""
+
+    def __init__(self, snapshot: Snapshot, server_name: str, seconds: float) -> None:
+        self.snapshot, self.server_name, self.seconds = snapshot, server_name, seconds
+        self.streams, self.workers, self.jobs = snapshot.streams, snapshot.workers, snapshot.jobs
+        self.events = [stream for stream in snapshot.streams if stream.name == "events"]
+        self.storage = [] if snapshot.storage is None else [snapshot.storage]
+        self.writers = [((stream.name, writer.writer), writer) for stream in self.streams for writer in stream.writers]
+        self.readers = _by_label(snapshot.readers)
+        self.served = [
+            (label, found)
+            for label, readers in self.readers.items()
+            if (found := [reader for reader in readers if reader.kind == "connection"])
+        ]
+        followed: dict[tuple[str, str], list[ReaderStreamView]] = {}
+        for label, readers in self.readers.items():
+            for reader in readers:
+                for view in reader.streams:
+                    followed.setdefault((label, view.stream), []).append(view)
+        #: ((label, stream), what readers of that label have of it).
+        self.followed = followed.items()
+        self.on_events = [(at[0], views) for at, views in self.followed if self.events and at[1] == "events"]
+
+
+def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
+    """Returns open readers under a bounded set of labels, of many names always the same ones."""
+    found: dict[str, list[ReaderView]] = {}
+    for reader in sorted(readers, key=lambda reader: reader.name):
+        if reader.closed_at is None:
+            found.setdefault(plain_label(reader.name, found), []).append(reader)
+    return found
+
+
+def completed(scrape: Scrape) -> Iterator[Row]:
+    """Yields facts by what became of them."""
+    for at, writer in scrape.writers:
+        yield writer.facts_written, *at, "written"
+        yield writer.facts_rolled_back, *at, "rolled_back"
+        yield writer.facts_resolved, *at, "resolved"
+
+
+def writer_status(scrape: Scrape) -> Iterator[Row]:
+    """Returns a row for each word."""
+    return ((word == writer.status.word, *at, word) for at, writer in scrape.writers for word in WriterWord)
+
+
+def heartbeats(scrape: Scrape) -> Iterator[Row]:
+    """Returns the last one of each writer."""
+    beats = {writer.writer: writer.heartbeat_at for _, writer in scrape.writers if writer.heartbeat_at is not None}
+    return ((at, writer) for writer, at in sorted(beats.items()))
+
+
+def reader_positions(scrape: Scrape) -> Iterator[Row]:
+    """Yields the lowest for each writer."""
+    for at, views in scrape.followed:
+        positions: dict[str, int] = {}
+        for writer, position in (pair for view in views for pair in view.positions.items()):
+            positions[writer] = min(position, positions.get(writer, position))
+        yield from ((position, *at, writer) for writer, position in positions.items())
+
+
+def reader_status(scrape: Scrape) -> Iterator[Row]:
+    """Returns a row for each word."""
+    for at, views in scrape.followed:
+        status = max(views, key=lambda view: view.status.severity).status.word
+        yield from ((word == status, *at, word) for word in ReaderWord)
+
+
+def lag_seconds(views: Sequence[ReaderStreamView]) -> float:
+    """Returns the lag of the worst of these readers."""
+    return max(view.lag_seconds for view in views)
+
+
+def connections(scrape: Scrape) -> list[Row]:
+    """Returns how many are open, by direction."""
+    kinds = [reader.kind for reader in scrape.snapshot.readers if reader.closed_at is None and reader.runs]
+    return [(kinds.count("connection"), "inbound"), (kinds.count("follower"), "outbound")]
+
+
+def kernel_buffers(scrape: Scrape) -> Iterator[Row]:
+    """Yields bytes in the system's buffers of connections."""
+    for label, served in scrape.served:
+        yield sum(reader.waiting.kernel_send_bytes for reader in served), label, "send"
+        yield sum(reader.waiting.kernel_read_bytes for reader in served), label, "read"
+
+
+def queued(scrape: Scrape) -> Iterator[Row]:
+    """Returns rows that followers have not handled, by stream; 0 for a stream that is followed."""
+    found: Counter[str] = Counter()
+    for reader in (one for readers in scrape.readers.values() for one in readers if one.kind == "follower"):
+        found.update({view.stream: 0 for view in reader.streams})
+        found.update(reader.waiting.queued)
+    return ((rows, stream) for stream, rows in found.items())
+
+
+def of_peers(counted: dict[str, int]) -> Iterator[Row]:
+    """Splits counts of ``COMMAND name`` into both, under a bounded set of names."""
+    found: Counter[tuple[str, str]] = Counter()
+    known: set[str] = set()
+    for what, total in sorted(counted.items()):
+        command, _, peer = what.partition(" ")
+        label = plain_label(peer, known)
+        if label != OTHER:
+            known.add(label)
+        found[command, label] += total
+    return ((total, *at) for at, total in found.items())
+
+
+def worker_users(scrape: Scrape) -> Iterator[Row]:
+    """Returns the sum for each label."""
+    users: dict[str, int] = {}
+    for one in scrape.workers.syncing:
+        label = plain_label(one.name, users)
+        users[label] = users.get(label, 0) + one.users
+    return ((number, label) for label, number in users.items())
+
+
+def acknowledged(scrape: Scrape) -> Iterator[Row]:
+    """Returns the lowest token for each label."""
+    tokens: dict[str, int] = {}
+    for one in scrape.workers.acknowledged:
+        label = plain_label(one.instance, tokens)
+        tokens[label] = min(one.token, tokens.get(label, one.token))
+    return ((token, label) for label, token in tokens.items())
+
+
+def jobs_by_status(scrape: Scrape) -> Iterator[Row]:
+    """Returns a row for each word."""
+    words = [str(job.status.word) for job in scrape.jobs.jobs]
+    return ((words.count(word), word) for word in JobWord)
+
+
+def job_progress(scrape: Scrape) -> Iterator[Row]:
+    """Returns the least share of the jobs of each kind."""
+    shares: dict[str, float] = {}
+    for job in scrape.jobs.jobs:
+        if job.status.word == JobWord.RUNNING and job.total:
+            share = min(job.done / job.total, 1.0)
+            shares[job.kind] = min(share, shares.get(job.kind, 1.0))
+    return ((share, kind) for kind, share in shares.items())
+
+
+def job_periods(_: Any) -> Iterator[Row]:
+    """Returns the periods that the settings name."""
+    return ((float(seconds), job) for job, seconds in getattr(settings, "REPLSITE_JOB_PERIODS", {}).items())
+
+
+def linear_positions(scrape: Scrape) -> Iterator[Row]:
+    """Returns positions of streams by name and by the server that they are of: some are recorded from another one."""
+    found: dict[tuple[str, str], int] = {}
+    for stream in scrape.streams:
+        name = stream.name.partition("/")[2] if stream.recorded_from else stream.name
+        found.setdefault((name, stream.recorded_from or scrape.server_name), stream.linear_position)
+    return ((position, *at) for at, position in found.items())
+
+
+def read_upto(scrape: Scrape) -> Iterator[Row]:
+    """Yields milliseconds since the epoch up to which readers of the stream ``events`` have read."""
+    as_of = scrape.snapshot.as_of.timestamp()
+    for label, views in scrape.on_events:
+        lag, last = lag_seconds(views), scrape.events[0].last_fact_at
+        at = as_of if last is None else last.timestamp()
+        yield (as_of - lag if lag else at) * 1000, label, scrape.server_name
+
+
+def background_status(scrape: Scrape) -> int:
+    """Returns 3: nothing is left to do; 2: a job is at work or waits; -1: the last one of a kind failed."""
+    if any(job.status.word in (JobWord.RUNNING, JobWord.QUEUED, JobWord.WAITING) for job in scrape.jobs.jobs):
+        return 2
+    failed = any(
+        kind.last_failure_at and (not kind.last_success_at or kind.last_failure_at > kind.last_success_at)
+        for kind in scrape.jobs.kinds
+    )
+    return -1 if failed else 3
+
+
+# --- this process -------------------------------------------------------------------------------------------------------
+class ProcessScrape:
+    """What this process counts."""
+
+    def __init__(self) -> None:
+        figures = notifier.figures()
+        #: None where nothing was asked of the hot caches yet, else one.
+        self.hot: list[HotFigures] = [] if figures is None else [figures]
+        self.caches = sorted(stores.items())
+        self.timed_out, self.closed = sorted(wait.timed_out.items()), sorted(closed.items())
+        self.lanes = LANES
+
+
+def cache_lookups(scrape: ProcessScrape) -> Iterator[Row]:
+    """Yields calls by result."""
+    for cache, store in scrape.caches:
+        yield store.counts.hits, cache, "hit"
+        yield store.counts.misses, cache, "miss"
