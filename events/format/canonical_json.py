@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from events.errors import NotCanonical, Reason
+from events.format.own_stack import on_own_stack
 
 __all__ = ["LARGEST_INTEGER", "encode", "encode_examined", "examine"]
 
@@ -37,7 +38,7 @@ def encode_examined(value: Any, *, plain: bool) -> bytes:
     try:
         if plain:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-        return _SLOW.encode(value).encode()
+        return on_own_stack(_SLOW.encode, value).encode()
     except (orjson.JSONEncodeError, UnicodeEncodeError) as error:
         raise NotCanonical(Reason.BAD_UNICODE, f"a string cannot be written as UTF-8: {error}") from error
 

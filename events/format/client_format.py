@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 
 from events.format import canonical_json
+from events.format.own_stack import on_own_stack
 from events.format.parsing import optional_identifier
 from events.format.redaction import prune
+from events.format.strict_json import decode_stored
 from state.rules.room_versions import room_version
 
 __all__ = ["StoredForm", "client_json", "pruned_json"]
@@ -81,6 +83,10 @@ _NOTHING = _Unsigned()
 
 def client_json(event: StoredForm) -> bytes:
     """Returns the event for clients: UTF-8 JSON, with redactions applied."""
+    return on_own_stack(_client_json, event)
+
+
+def _client_json(event: StoredForm) -> bytes:
     if event.pruned or event.redacts is not None:
         return canonical_json.encode(_rewritten(event), strict=False)
     stored = _STORED.decode(event.json)
@@ -100,7 +106,7 @@ def client_json(event: StoredForm) -> bytes:
 
 def pruned_json(json: bytes, version: str) -> bytes:
     """Returns the redacted form in canonical JSON, on which signatures still verify. ``unsigned`` is left out."""
-    pruned = prune(_ANY.decode(json), room_version(version))
+    pruned = prune(decode_stored(json), room_version(version))
     pruned.pop("unsigned", None)
     return canonical_json.encode(pruned, strict=False)
 

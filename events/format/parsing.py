@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from events.errors import EventRefused, NotCanonical, Reason
 from events.format import hashes
 from events.format.canonical_json import encode_examined, examine
+from events.format.own_stack import on_own_stack
 from events.format.redaction import pruned_fields
 from events.format.strict_json import decode_event, decode_plain, decode_stored
 from state.errors import UnknownRoomVersion
@@ -318,7 +319,7 @@ def _split(text: bytes) -> _Line | None:
     if not text.startswith(b"{"):
         decode_event(text)  # raises with the reason
     try:
-        line = _LINE.decode(text)
+        line = on_own_stack(_LINE.decode, text)
     except (ValueError, RecursionError):  # msgspec's errors, and Python's for text and depth, are of these kinds
         decode_event(text)
         raise EventRefused(Reason.NOT_JSON, "the line cannot be read") from None

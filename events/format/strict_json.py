@@ -14,6 +14,7 @@ import msgspec
 import orjson
 
 from events.errors import EventRefused, Reason
+from events.format.own_stack import on_own_stack
 
 __all__ = ["decode_event", "decode_plain", "decode_stored"]
 
@@ -50,7 +51,7 @@ def decode_plain(text: bytes) -> dict[str, Any] | None:
 def decode_event(text: bytes) -> dict[str, Any]:
     """Returns the event in a piece of UTF-8 JSON. Raises ``EventRefused``."""
     try:
-        event = _DECODER.decode(text)
+        event = on_own_stack(_DECODER.decode, text)
     except RecursionError:
         raise EventRefused(Reason.TOO_DEEP, "nested deeper than any event needs to be") from None
     except UnicodeDecodeError as error:
@@ -66,7 +67,7 @@ def decode_event(text: bytes) -> dict[str, Any]:
 
 def decode_stored(text: bytes) -> dict[str, Any]:
     """Returns the event in bytes that passed ``decode_event``, with all numbers exact. ``orjson`` would round large integers."""
-    event: dict[str, Any] = _DECODER.decode(text)
+    event: dict[str, Any] = on_own_stack(_DECODER.decode, text)
     return event
 
 
@@ -85,7 +86,7 @@ def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
 
 def _check_unique_keys(text: bytes) -> None:
     try:
-        json.loads(text, object_pairs_hook=_unique, parse_int=_no_number, parse_float=_no_number)
+        on_own_stack(json.loads, text, object_pairs_hook=_unique, parse_int=_no_number, parse_float=_no_number)
     except RecursionError:
         raise EventRefused(Reason.TOO_DEEP, "nested deeper than any event needs to be") from None
 
@@ -105,7 +106,7 @@ def _no_number(_: str) -> None:
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
     """Returns the refusal for text that the fast parser did not accept."""
     try:
-        json.loads(text, parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant)
+        on_own_stack(json.loads, text, parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant)
     except RecursionError:
         return EventRefused(Reason.TOO_DEEP, "nested deeper than any event needs to be")
     except EventRefused as refused:

@@ -15,6 +15,7 @@ from django.db import connections
 
 from events.arguments import can_be_stored
 from events.format.client_format import StoredForm, client_json, pruned_json
+from events.format.strict_json import decode_stored
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 
 __all__ = ["SERVED", "SERVED_JSON", "ServedEvent", "load_events", "served"]
@@ -73,7 +74,7 @@ class ServedEvent(msgspec.Struct, frozen=True):
 
     def client_event(self) -> dict[str, Any]:
         """The same as a dictionary."""
-        event: dict[str, Any] = msgspec.json.decode(self.client_json())
+        event: dict[str, Any] = decode_stored(self.client_json())
         return event
 
     def federation_json(self) -> bytes:

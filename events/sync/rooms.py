@@ -10,10 +10,9 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from events.arguments import can_be_stored, checked_limit
 from events.errors import BadQuestion
+from events.format.strict_json import decode_stored
 from events.reading.event_json import ServedEvent, load_events
 from events.sync.answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
 from events.sync.memberships import Memberships, Standing, read_memberships
@@ -305,7 +304,7 @@ def _stripped(event: ServedEvent) -> Mapping[str, Any]:
 
 def _told_with(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
     """The stripped state that another server sent along with an invite or an answer to a knock."""
-    whole = msgspec.json.decode(event.json)
+    whole = decode_stored(event.json)
     unsigned = whole.get("unsigned")
     told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None
     usable = [

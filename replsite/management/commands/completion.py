@@ -17,7 +17,17 @@ __all__ = ["ROOMS", "Command", "own_commands", "whole_parser"]
 
 #: The apps whose commands are ours.
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
-_FILES = {"sources", "keys", "folder", "archive", "secret_file", "tls_certificate", "tls_key", "tls_ca", "tls_client_ca"}
+_FILES = {
+    "sources",
+    "keys",
+    "folder",
+    "archive",
+    "secret_file",
+    "tls_certificate",
+    "tls_key",
+    "tls_ca",
+    "tls_client_ca",
+}
 _FOLDERS = {"folder", "archive"}
 
 
