@@ -6,7 +6,7 @@ from django.urls.resolvers import URLPattern, URLResolver
 from django.views.generic import RedirectView
 
 from replsite.dashboard.actions import action_urls
-from replsite.dashboard.views import live_data, live_page, live_rooms
+from replsite.dashboard.views import live_data, live_page
 from replsite.health_views import health_view, live_view, ready_view
 from replsite.history.page import history_page
 from replsite.history.statistics_page import statistics_page
@@ -22,7 +22,6 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("", RedirectView.as_view(pattern_name="live")),
     path("admin/live/", live_page, name="live"),
     path("admin/live/data/", live_data, name="live-data"),
-    path("admin/live/rooms/", live_rooms, name="live-rooms"),
     path("admin/history/", history_page, name="live-history"),
     path("admin/statistics/", statistics_page, name="statistics"),
     *action_urls(),

@@ -94,7 +94,7 @@ class Tile(TypedDict):
 
 
 class Page(TypedDict):
-    """Everything that the page shows of one snapshot; ``storage_at``: storage is read less often."""
+    """Everything that the page shows of one snapshot. Storage is read less often; not everybody may see ``rooms``."""
 
     as_of: str
     storage_at: str
@@ -104,6 +104,7 @@ class Page(TypedDict):
     readers: list[Group]
     jobs: list[Group]
     storage: list[Group]
+    rooms: list[Group]
     workers: list[Group]
 
 

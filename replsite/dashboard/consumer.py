@@ -1,8 +1,8 @@
 """The WebSocket of the live page: staff only, one message per question.
 
-The browser says ``{"have": n}``, the number of the page that it shows (0: none); the answer is the next page's changes, once
-there is one. A hidden tab does not ask. Nothing is sent unasked, so a client that never reads fills no buffer; one that
-asks too often, or says anything else, is closed.
+The browser says ``{"have": n}``, the number of the page that it shows (0: none). The answer is the next page's changes, once
+there is one: JSON, compressed, in one binary message. A hidden tab does not ask. Nothing is sent unasked, so a client that never
+reads fills no buffer. A client that asks too often, or says anything else, is closed.
 
 Why and with which code a viewer is closed is in ``viewers.Closing``; each is counted. The server closes a viewer that asks and
 never reads (``streams.replication.transport.http_limits``).
@@ -18,11 +18,13 @@ from importlib import import_module
 from typing import Any
 
 from channels.auth import get_user
+from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 from django.db import Error as DatabaseError
 from structlog.contextvars import bind_contextvars
 
+from replsite.dashboard.fragments import rights_of
 from replsite.dashboard.tick_feed import feed_of_this_loop
 from replsite.metrics.live_page import Closing, closed
 from streams.runtime.logs import get_logger
@@ -32,7 +34,7 @@ __all__ = ["LiveConsumer"]
 log = get_logger(__name__)
 LONGEST_MESSAGE = 200
 MOST_MESSAGES_PER_SECOND = 10
-#: A viewer that logs out or loses the staff mark is shut out after this.
+#: A viewer that logs out or loses the staff mark is shut out after this; then other rights take effect, too.
 RECHECK_SECONDS = 30.0
 
 
@@ -45,7 +47,8 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self._answer: asyncio.Task[None] | None = None
         self._second = 0.0
         self._messages = 0
-        self._checked_at = time.monotonic()
+        self._check_due = 0.0
+        self._rights: frozenset[str] = frozenset()
         self._is_ended = False
 
     async def connect(self) -> None:
@@ -96,28 +99,37 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self.close(code=why.value)
 
     async def _send_next(self, have: int) -> None:
-        refused = await self._refused_since()
+        refused = await self._check()
         if refused is not None:
             await self._end(refused)
             return
         feed = feed_of_this_loop()
         tick = await feed.after(self._sent)
         # the page is only what this viewer was sent last: no other can be on its screen
-        await self.send(text_data=feed.text(have if have == self._sent else 0, tick))
+        await self.send(bytes_data=feed.message(have if have == self._sent else 0, tick, self._rights))
         self._sent = tick.number
 
-    async def _refused_since(self) -> Closing | None:
-        """Asks once in a while; the session is read anew, as that of the scope stays what it was at the handshake."""
-        now = time.monotonic()
-        if now - self._checked_at < RECHECK_SECONDS or "session" not in self.scope:
+    async def _check(self) -> Closing | None:
+        """Returns why the viewer is refused by now; looks up its rights at the first question, and once in a while."""
+        if time.monotonic() < self._check_due:
             return None
-        session = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)
         try:
-            user = await get_user({**self.scope, "session": session})
+            user = await self._user()
+            refused = _refusal(user)
+            rights = self._rights if refused else await database_sync_to_async(rights_of)(user)
         except DatabaseError:  # nobody can tell now: the answer says that, and the next question asks again
             return None
-        self._checked_at = now
-        return _refusal(user)
+        self._check_due = time.monotonic() + RECHECK_SECONDS
+        if rights != self._rights:
+            self._rights, self._sent = rights, 0  # what is on its screen was rendered for other rights
+        return refused
+
+    async def _user(self) -> Any:
+        """Reads the session anew, as that of the scope stays what it was at the handshake."""
+        if "session" not in self.scope:
+            return self.scope["user"]
+        session = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)
+        return await get_user({**self.scope, "session": session})
 
     def _within_rate(self) -> bool:
         now = time.monotonic()

@@ -1,8 +1,8 @@
 """The live page as data: tables of groups of rows of cells, said in words (pure).
 
-Both the first rendering on the server and the changes that travel over the WebSocket come from here, so they cannot disagree.
-A cell is text, or a moment whose age is counted where it is shown; so a row changes only when something happened, not
-because a second went by. Nothing here is HTML: names that readers choose stay text all the way.
+The page in the browser (``fragments``) and ``manage.py streams`` are made of this, so they cannot disagree. A cell is text, or a
+moment whose age is counted where it is shown; so a row changes only when something happened, not because a second went by.
+Nothing here is HTML: names that readers choose are escaped where they are shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from replsite.dashboard.cells import (
     summed,
     text_cell,
 )
-from replsite.dashboard.storage import ROOMS, STORAGE, storage_groups
+from replsite.dashboard.storage import ROOMS, STORAGE, room_groups, storage_groups
 from replsite.dashboard.summary import summary_tiles
 from replsite.humanize import byte_size, count, counted, duration
 from replsite.snapshot.types import (
@@ -125,6 +125,7 @@ def live_page_data(snapshot: Snapshot) -> Page:
         "readers": _reader_groups(snapshot.readers),
         "jobs": [_job_group(job) for job in snapshot.jobs.jobs],
         "storage": storage_groups(storage),
+        "rooms": room_groups(storage.rooms if storage is not None else ()),
         "workers": _worker_groups(snapshot.workers),
     }
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from replsite.dashboard.cells import NOTHING, Cell, Column, Group, Row, moment_cell, number_cell, row_of, text_cell
+from replsite.dashboard.cells import (
+    NOTHING,
+    Cell,
+    Column,
+    Group,
+    Row,
+    moment_cell,
+    number_cell,
+    quoted_key,
+    row_of,
+    text_cell,
+)
 from replsite.humanize import byte_size, count, counted, duration
 from replsite.snapshot.types import RoomSizeView, StorageView, TableView
 from replsite.status.verdicts import Severity, Verdict
@@ -88,7 +99,7 @@ def _grown(table: TableView, now: datetime) -> Cell:
 
 def room_groups(rooms: tuple[RoomSizeView, ...]) -> list[Group]:
     """The biggest rooms; their keys are their IDs."""
-    return [_group(room.room_id, _line("", _room_cells(room))) for room in rooms]
+    return [_group(room.room_id, row_of("", _NO_WORD, _room_cells(room), quoted_key(room.room_id))) for room in rooms]
 
 
 def _room_cells(room: RoomSizeView) -> list[Cell]:

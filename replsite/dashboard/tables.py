@@ -21,6 +21,13 @@ class ShownTable:
     columns: tuple[Column, ...]
     has_words: bool = True
     """Its rows have status words."""
+    has_menu: bool = False
+    """Its rows have a menu."""
+
+    @property
+    def headings(self) -> list[Column]:
+        """The columns that are shown as such."""
+        return [column for column in self.columns[:-1] if column.title != "Status" or self.has_words]
 
 
 SHOWN: Mapping[str, ShownTable] = {
@@ -29,18 +36,21 @@ SHOWN: Mapping[str, ShownTable] = {
         "How far every writer of every stream is, worst first.",
         "No stream is declared.",
         STREAMS,
+        has_menu=True,
     ),
     "readers": ShownTable(
         "Readers and connections",
         "Who follows, and how far behind: what was sent to a connection, what a follower has handled.",
         "Nobody follows. Try: manage.py follow tcp://HOST:PORT",
         READERS,
+        has_menu=True,
     ),
     "jobs": ShownTable(
         "Jobs",
         "What is at work or waits, and what ended within a day.",
         "No job is at work, and none ended within a day.",
         JOBS,
+        has_menu=True,
     ),
     "storage": ShownTable(
         "Storage",

@@ -228,6 +228,22 @@ def test_dark_mode_is_dark_and_readable(live):
     keep(page, "dark")
 
 
+def test_focus_selection_and_an_open_menu_outlive_ticks(live, run_manage):
+    run_manage("append", "caches", "--count", "1")
+    page = live()
+    row = page.locator('#live-streams tbody[data-key="caches"] .live-head')
+    row.locator(".live-more").click()
+    first = row.locator(".live-menu a").first
+    playwright_api.expect(first).to_be_focused()
+    page.evaluate("(name) => getSelection().selectAllChildren(name)", row.locator("th .live-text").element_handle())
+    before = linear_position(page).inner_text()
+    run_manage("append", "caches", "--count", "5")
+    playwright_api.expect(linear_position(page)).not_to_have_text(before)
+    playwright_api.expect(first).to_be_focused()
+    assert page.evaluate("getSelection().toString()") == "caches"
+    playwright_api.expect(row.locator(".live-more")).to_have_attribute("aria-expanded", "true")
+
+
 def test_groups_fold_by_keyboard(live, run_manage):
     run_manage("append", "caches", "--count", "1")
     page = live()

@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ class WebSocket:
             pass
 
     def ask(self, text: str) -> Any:
-        """Send a text and wait for one."""
+        """Send a text and wait for an answer, which is compressed."""
         data, mask = text.encode(), os.urandom(4)
         masked = bytes(byte ^ mask[index % 4] for index, byte in enumerate(data))
         self._connection.sendall(struct.pack("!BB", 0x81, 0x80 | len(data)) + mask + masked)
@@ -181,8 +182,8 @@ class WebSocket:
             if length >= 126:
                 length = int.from_bytes(self._input.read(2 if length == 126 else 8), "big")
             payload = self._input.read(length)
-            if kind & 0x0F == 1:
-                return json.loads(payload)
+            if kind & 0x0F == 2:
+                return json.loads(zlib.decompress(payload))
 
     def close(self) -> None:
         self._input.close()

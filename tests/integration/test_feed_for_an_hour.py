@@ -13,13 +13,14 @@ import tracemalloc
 import pytest
 
 from replsite.dashboard.page import live_page_data
-from replsite.dashboard.tick_feed import LiveFeed
+from replsite.dashboard.tick_feed import LiveFeed, Tick
 from replsite.snapshot.take import take_snapshot
 from replsite.status.trends import History
 from tests.support import crowd
 
 TICKS = int(os.environ.get("REPLSITE_TEST_TICKS", "150"))
 WARM = 40
+RIGHTS = frozenset()
 
 
 def pages(steps: int = 3) -> list:
@@ -39,9 +40,11 @@ async def test_an_hour_of_ticks_leaves_no_memory_behind_in_the_server(pages_of_a
     def read():
         nonlocal turn
         turn += 1
-        return json.loads(
-            pages_of_a_crowd[turn % len(pages_of_a_crowd)]
-        ), ""  # pages of their own, as every tick has them
+        tick = Tick(
+            0, json.loads(pages_of_a_crowd[turn % len(pages_of_a_crowd)])
+        )  # a page of its own, as every tick has
+        tick.fragments(RIGHTS)
+        return tick
 
     live._read = read
     number, held = 0, []
@@ -49,8 +52,8 @@ async def test_an_hour_of_ticks_leaves_no_memory_behind_in_the_server(pages_of_a
     try:
         for done in range(WARM + TICKS):
             tick = await live.after(number)
-            assert live.text(number, tick)
-            assert live.text(0, tick)
+            assert live.message(number, tick, RIGHTS)
+            assert live.message(0, tick, RIGHTS)
             number = tick.number
             if done in (WARM, WARM + TICKS - 1):
                 held.append(tracemalloc.get_traced_memory()[0])

@@ -6,23 +6,26 @@ import asyncio
 import gc
 import json
 import threading
+import zlib
 
 import pytest
 from channels.db import database_sync_to_async
 from channels.testing import WebsocketCommunicator
 from django.conf import settings
-from django.contrib.auth.models import AnonymousUser, User
+from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.contrib.sessions.models import Session
 from django.db import OperationalError, connections
 from django.test import Client
 
 from replsite.asgi import application
-from replsite.dashboard import consumer, tick_feed
+from replsite.dashboard import consumer, fragments, tick_feed
 from replsite.dashboard.consumer import LiveConsumer
 from replsite.dashboard.tick_feed import LiveFeed
 from tests.support.snapshots import a_snapshot, a_stream, a_writer
+from tests.support.writing import append
 
-STAFF = User(username="staff", is_staff=True)
+STAFF = User(username="staff", is_staff=True, is_superuser=True)
+SEES_ALL = frozenset(fragments._RIGHTS)
 
 
 class Source:
@@ -59,6 +62,23 @@ def viewer(user=STAFF):
     return communicator
 
 
+async def answer_of(ws, seconds=1):
+    return unpacked(await ws.receive_from(timeout=seconds))
+
+
+def unpacked(message):
+    return json.loads(zlib.decompress(message))
+
+
+def shown(table):
+    """{group: {row: what is sent of it}} of a table in an answer."""
+    return {key: dict(rows) for key, rows in table if rows is not None}
+
+
+def is_whole(table):
+    return all(isinstance(row, str) for rows in shown(table).values() for row in rows.values())
+
+
 async def connected():
     communicator = viewer()
     assert (await communicator.connect())[0]
@@ -82,21 +102,27 @@ async def test_others_are_refused_before_anything_is_sent(source, user, code):
 async def test_first_answer_is_everything_and_the_next_only_what_changed(source):
     ws = await connected()
     await ws.send_json_to({"have": 0})
-    first = await ws.receive_json_from()
+    first = await answer_of(ws)
     await ws.send_json_to({"have": first["number"]})
-    second = await ws.receive_json_from()
+    second = await answer_of(ws)
     await ws.disconnect()
-    assert first["streams"]["order"] == ["events"]
-    assert list(second["streams"]["groups"]["events"]["rows"]) == ["master"]
-    assert "health" not in second
+    assert [key for key, _ in first["streams"]] == ["events"]
+    assert all(row.startswith("<tr ") for row in shown(first["streams"])["events"].values())
+    assert shown(second["streams"])["events"].pop("quiet") is None
+    assert shown(second["streams"])["events"]["master"] == {"2": first_cell_of("Position", source.looks)}
+    assert "state" not in second
     assert second["number"] > first["number"]
+
+
+def first_cell_of(title, number):
+    return f'<td class="live-number" data-label="{title}"><span class="live-text">{number}</span></td>'
 
 
 async def test_nothing_is_sent_or_read_unasked(source):
     ws = await connected()
     assert await ws.receive_nothing(0.1)
     await ws.send_json_to({"have": 0})
-    await ws.receive_json_from()
+    await answer_of(ws)
     assert await ws.receive_nothing(0.2)
     looks = source.looks
     assert await ws.receive_nothing(0.2)
@@ -107,22 +133,22 @@ async def test_nothing_is_sent_or_read_unasked(source):
 async def test_a_viewer_that_comes_back_gets_everything_and_no_old_page(source):
     ws = await connected()
     await ws.send_json_to({"have": 0})
-    first = await ws.receive_json_from()
+    first = await answer_of(ws)
     await asyncio.sleep(0.2)  # ten ticks: the feed has come to rest, and its page is old
     looks = source.looks
     await ws.send_json_to({"have": 0})
-    again = await ws.receive_json_from()
+    again = await answer_of(ws)
     await ws.disconnect()
     assert again["number"] > first["number"]
     assert source.looks > looks
-    assert "order" in again["streams"]
+    assert is_whole(again["streams"])
 
 
 async def test_many_viewers_share_one_look_per_tick(source):
     viewers = [await connected() for _ in range(20)]
     for ws in viewers:
         await ws.send_json_to({"have": 0})
-    numbers = {(await ws.receive_json_from())["number"] for ws in viewers}
+    numbers = {(await answer_of(ws))["number"] for ws in viewers}
     for ws in viewers:
         await ws.disconnect()
     assert len(numbers) <= 2
@@ -133,12 +159,12 @@ async def test_database_away_is_said_and_then_everything_comes_again(source):
     source.error = OperationalError("gone")
     ws = await connected()
     await ws.send_json_to({"have": 0})
-    assert (await ws.receive_json_from())["error"] == "The database cannot be read."
+    assert (await answer_of(ws))["error"] == "The database cannot be read."
     source.error = None
     await ws.send_json_to({"have": 0})
-    answer = await ws.receive_json_from()
+    answer = await answer_of(ws)
     await ws.disconnect()
-    assert "order" in answer["streams"]
+    assert is_whole(answer["streams"])
 
 
 @pytest.mark.parametrize(
@@ -247,10 +273,10 @@ async def test_staff_session_sees_the_real_page(committed):
     ws, accepted, _ = await handshake(await headers_of("boss", True))
     assert accepted
     await ws.send_json_to({"have": 0})
-    answer = json.loads(await ws.receive_from(timeout=10))
+    answer = await answer_of(ws, 10)
     await ws.disconnect()
     await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 10)
-    assert set(answer["streams"]["order"]) >= {"events", "caches"}
+    assert {key for key, _ in answer["streams"]} >= {"events", "caches"}
 
 
 async def test_ordinary_session_is_refused(committed):
@@ -281,6 +307,32 @@ async def test_losing_the_staff_mark_shuts_out(committed, monkeypatch):
     assert (await ws.receive_output(timeout=10))["code"] == 4403
 
 
+async def test_other_rights_take_effect_on_a_page_that_is_open(committed, monkeypatch):
+    """What is on its screen was rendered for its former rights, so it gets everything."""
+    monkeypatch.setattr(consumer, "RECHECK_SECONDS", 0.0)
+    await database_sync_to_async(append)()
+    ws, accepted, _ = await handshake(await headers_of("mate", True))
+    assert accepted
+    await ws.send_json_to({"have": 0})
+    first = await answer_of(ws, 10)
+    assert first["rooms"] == [] and "href=" not in json.dumps(first)
+    await ws.send_json_to({"have": first["number"]})
+    second = await answer_of(ws, 10)
+    assert not is_whole(second.get("streams", [["", [["", None]]]]))
+    await database_sync_to_async(permit)("mate", "view_streamposition", "view_roomstatistics")
+    await ws.send_json_to({"have": second["number"]})
+    third = await answer_of(ws, 10)
+    await ws.disconnect()
+    await asyncio.wait_for(tick_feed.feed_of_this_loop()._task, 10)
+    assert is_whole(third["streams"])
+    assert {"state", "summary", "rooms", "workers"} <= third.keys()
+    assert "/admin/streams/streamposition/" in json.dumps(third["streams"])
+
+
+def permit(name, *codenames):
+    User.objects.get(username=name).user_permissions.add(*Permission.objects.filter(codename__in=codenames))
+
+
 async def test_logging_out_shuts_out(committed, monkeypatch):
     """In another tab: this connection has read the session when it began."""
     monkeypatch.setattr(consumer, "RECHECK_SECONDS", 0.0)
@@ -295,10 +347,10 @@ async def test_a_page_that_cannot_be_made_is_said_and_logged_instead_of_waited_f
     source.error = ValueError("a defect")
     ws = await connected()
     await ws.send_json_to({"have": 0})
-    assert "cannot be made" in (await ws.receive_json_from())["error"]
+    assert "cannot be made" in (await answer_of(ws))["error"]
     source.error = None
     await ws.send_json_to({"have": 0})
-    assert "order" in (await ws.receive_json_from())["streams"]
+    assert is_whole((await answer_of(ws))["streams"])
     await ws.disconnect()
     assert "a defect" in caplog.text
 
@@ -325,18 +377,20 @@ async def test_only_the_last_pages_are_kept_and_the_others_come_whole():
     number, texts = 0, []
     for _ in range(20):
         tick = await live.after(number)
-        texts.append([json.loads(live.text(have, tick)) for have in (number, max(0, number - 1), 1)])
+        texts.append([unpacked(live.message(have, tick, SEES_ALL)) for have in (number, max(0, number - 1), 1)])
         number = tick.number
     await asyncio.wait_for(live._task, 10)
     last, before, first = texts[-1]
-    assert "order" not in last["streams"] and "order" not in before["streams"]
-    assert "order" in first["streams"], "page 1 is long gone"
+    assert not is_whole(last["streams"]) and not is_whole(before["streams"])
+    assert is_whole(first["streams"]), "page 1 is long gone"
     assert len(live._kept) == tick_feed.TICKS_KEPT
-    assert len(live._texts) <= 3
+    assert len(live._messages) <= 3
 
 
 async def test_what_viewers_of_one_page_are_sent_is_written_once(monkeypatch):
     live = LiveFeed(Source(), tick_seconds=0.001)
     tick = await live.after(0)
-    assert live.text(0, tick) is live.text(0, tick)
+    assert live.message(0, tick, SEES_ALL) is live.message(0, tick, SEES_ALL)
+    assert live.message(0, tick, SEES_ALL) is not live.message(0, tick, frozenset())
+    assert tick.fragments(SEES_ALL) is tick.fragments(SEES_ALL)
     await asyncio.wait_for(live._task, 10)

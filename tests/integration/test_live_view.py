@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ from django.contrib.auth.models import Permission
 from django.db import OperationalError
 from django.urls import reverse
 
+from events.admin.links import room_url
 from replsite.dashboard import views
-from replsite.dashboard.diff import changes
+from replsite.dashboard.fragments import _RIGHTS, changes, render
 from replsite.dashboard.page import live_page_data
 from replsite.snapshot.types import JobsView
 from tests.support.snapshots import a_job, a_reader, a_snapshot, a_stream, a_writer, some_storage
@@ -50,7 +52,8 @@ def test_page_brings_no_inline_script_of_its_own(admin_client, shown):
 
 
 def test_data_is_what_the_websocket_sends_first(admin_client, shown):
-    assert admin_client.get(reverse("live-data")).json() == {"number": 0, **changes(None, live_page_data(shown))}
+    whole = changes(None, render(live_page_data(shown), frozenset(_RIGHTS)))
+    assert admin_client.get(reverse("live-data")).json() == json.loads(json.dumps({"number": 0, **whole}))
 
 
 def test_root_leads_to_the_live_page(client):
@@ -99,21 +102,23 @@ def test_rooms_are_shown_to_those_who_may_see_them_only(client, django_user_mode
     user = django_user_model.objects.create_user("mate", is_staff=True)
     client.force_login(user)
     assert "!a:x" not in client.get(reverse("live")).content.decode()
-    assert client.get(reverse("live-rooms")).status_code == 403
+    assert "!a:x" not in client.get(reverse("live-data")).content.decode()
     user.user_permissions.add(Permission.objects.get(codename="view_roomstatistics"))
     assert "!a:x" in client.get(reverse("live")).content.decode()
-    answer = client.get(reverse("live-rooms")).json()
-    assert answer["rooms"]["order"] == ["!a:x", "!<b>:x"]
-    assert answer["links"] == {}, "their pages are for those who may see rooms themselves"
-    assert "/events/room/" not in client.get(reverse("live")).content.decode()
+    answer = client.get(reverse("live-data"))
+    assert [key for key, _ in answer.json()["rooms"]] == ["!a:x", "!<b>:x"]
+    for page in (answer, client.get(reverse("live"))):  # rooms' pages are for those who may see rooms themselves
+        assert "/events/room/" not in page.content.decode()
     user.user_permissions.add(Permission.objects.get(codename="view_room"))
-    assert set(client.get(reverse("live-rooms")).json()["links"]) == {"!a:x", "!<b>:x"}
-    assert "/events/room/" in client.get(reverse("live")).content.decode()
+    for page in (client.get(reverse("live-data")), client.get(reverse("live"))):
+        assert {room_url("!a:x"), room_url("!<b>:x")} <= set(
+            re.findall(r"/admin/events/room/[^\"\\]*", page.content.decode())
+        )
 
 
 def test_rooms_are_not_told_to_strangers(client, stored):
-    assert client.get(reverse("live-rooms")).status_code == 403
-    assert client.post(reverse("live-rooms")).status_code == 405
+    answer = client.get(reverse("live-data"))
+    assert (answer.status_code, list(answer.json())) == (403, ["error"])
 
 
 def test_page_says_what_the_viewer_may_do(client, django_user_model, shown):

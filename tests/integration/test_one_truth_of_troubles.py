@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from datetime import timedelta
 from io import StringIO
@@ -78,21 +79,9 @@ def beat(over):
 
 def of_page(client):
     """{(who, word)} of every row of the live page."""
-    found = set()
-
-    def look(value):
-        if isinstance(value, dict):
-            cells = value.get("cells")
-            if isinstance(cells, list) and len(cells) > 1:
-                found.add((cells[0]["text"], cells[1]["text"]))
-            for inner in value.values():
-                look(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                look(inner)
-
-    look(client.get(reverse("live-data")).json())
-    return found
+    page = client.get(reverse("live-data")).json()
+    rows = [row for name in ("streams", "readers", "jobs") for _, group in page[name] for _, row in group]
+    return {tuple(re.findall(r'class="live-text"[^>]*>([^<]*)<', row)[:2]) for row in rows}
 
 
 def of_command():

@@ -8,11 +8,12 @@ import os
 import re
 import socket
 import struct
+import zlib
 from typing import Any
 
 __all__ = ["WebSocketClient", "session_cookie"]
 
-_TEXT, _CLOSE, _PING, _PONG = 1, 8, 9, 10
+_TEXT, _BINARY, _CLOSE, _PING, _PONG = 1, 2, 8, 9, 10
 
 
 class Closed(Exception):
@@ -64,11 +65,12 @@ class WebSocketClient:
 
     async def read(self, seconds: float = 60.0) -> Any:
         """The next JSON; answers pings meanwhile. Raises `Closed`."""
-        return json.loads(await asyncio.wait_for(self._text(), seconds))
+        return json.loads(zlib.decompress(await asyncio.wait_for(self._answer(), seconds)))
 
     async def number(self, seconds: float = 60.0) -> int:
         """The number of the next page, which is not read any further: many clients are one process here."""
-        found = re.match(rb'{"number": ?(\d+)', await asyncio.wait_for(self._text(), seconds))
+        answer = await asyncio.wait_for(self._answer(), seconds)
+        found = re.match(rb'{"number": ?(\d+)', zlib.decompressobj().decompress(answer, 40))
         assert found
         return int(found[1])
 
@@ -77,18 +79,18 @@ class WebSocketClient:
         try:
             async with asyncio.timeout(seconds):
                 while True:
-                    await self._text()
+                    await self._answer()
         except Closed as found:
             return found.args[0]
 
-    async def _text(self) -> bytes:
+    async def _answer(self) -> bytes:
         while True:
             kind, data = await self._frame()
             if kind == _CLOSE:
                 raise Closed(struct.unpack(">H", data[:2])[0] if len(data) >= 2 else None)
             if kind == _PING:
                 self.frame(data, _PONG)
-            elif kind == _TEXT:
+            elif kind == _BINARY:
                 return data
 
     async def _frame(self) -> tuple[int, bytes]:

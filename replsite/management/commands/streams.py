@@ -22,7 +22,6 @@ from rich.text import Text
 
 from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS, Column, live_page_data
 from replsite.dashboard.page import Group as PageGroup
-from replsite.dashboard.storage import room_groups
 from replsite.snapshot.take import limits, take_snapshot
 from replsite.snapshot.types import Snapshot, WorkersView, as_json
 from replsite.status.trends import History
@@ -206,7 +205,7 @@ def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ..
     page = live_page_data(snapshot)
     shown = [(STREAMS, page["streams"]), (READERS, page["readers"]), (JOBS, page["jobs"])]
     if storage and snapshot.storage is not None:
-        shown += [(STORAGE, page["storage"]), (ROOMS, room_groups(snapshot.storage.rooms))]
+        shown += [(STORAGE, page["storage"]), (ROOMS, page["rooms"])]
     if snapshot.workers != WorkersView():
         shown.append((WORKERS, page["workers"]))
     return [(columns, groups) for columns, groups in shown if groups or columns is STREAMS]

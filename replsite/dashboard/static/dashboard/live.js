@@ -1,7 +1,6 @@
 /* Keeps the live page live.
  *
- * Asks over a WebSocket for the page after the one it shows and writes what changed into the document, always as text. The server
- * sets the pace. A hidden tab does not ask. When answers stay away the numbers turn grey with their age, and the link is tried
+ * Asks over a WebSocket for the page after the one it shows and puts what changed into the document. The server sets the pace. A hidden tab does not ask. When answers stay away the numbers turn grey with their age, and the link is tried
  * again, later each time, also when nobody says that it is lost; where WebSockets do not work at all, the same data is fetched.
  */
 "use strict";
@@ -9,17 +8,17 @@
 (() => {
   const root = document.getElementById("live");
   if (!root) return;
-  const { adopt, change, fillCell, fillSentence, filter, foldAll, make, setText } = window.liveTable;
+  const { adopt, filter, foldAll, morph, update } = window.liveTable;
   const STALE_MS = 4000, POLL_MS = 2000, LONGEST_PAUSE_MS = 30000, FAILURES_BEFORE_POLLING = 3;
   const ANSWER_MS = 15000; /* the server answers within a few seconds, whatever its database does */
   const ASKING = { credentials: "same-origin", cache: "no-store" };
-  const ROOMS_MS = 60000, OLD_STORAGE_MS = 180000, QUIET_MS = 5000;
-  const TABLES = ["streams", "readers", "jobs", "storage", "workers"];
+  const OLD_STORAGE_MS = 180000, QUIET_MS = 5000;
+  const tables = root.querySelectorAll(".live-table");
   const part = (id) => document.getElementById("live-" + id);
   let socket = null, number = 0, failures = 0, heardAt = performance.now(), polling = false, over = false;
   let askedAt = null;
   let asOf = Date.parse(part("as-of").dateTime), trouble = "";
-  let heard = false, said = "", saidAt = -QUIET_MS, wasStale = false;
+  let heard = false, saidAt = -QUIET_MS, wasStale = false;
 
   /* --- what is shown ------------------------------------------------------------------------------------------------ */
 
@@ -37,6 +36,10 @@
     return "";
   }
 
+  function setText(element, text) {
+    if (element.textContent !== text) element.textContent = text;
+  }
+
   const serverNow = () => asOf + (performance.now() - heardAt);
   const inUtc = (moment) => moment.slice(0, 19).replace("T", " ") + " UTC";
 
@@ -47,8 +50,7 @@
       if (!element.title) element.title = inUtc(element.dataset.at);
     }
     for (const element of root.querySelectorAll("[data-since]")) {
-      const before = element.dataset.before;
-      setText(element, (before ? before + " · " : "") + "for " + age((now - Date.parse(element.dataset.since)) / 1000));
+      setText(element, "for " + age((now - Date.parse(element.dataset.since)) / 1000));
     }
     showFreshness(now);
   }
@@ -70,9 +72,8 @@
     wasStale = stale;
   }
 
-  function freshen(id, moment) {
-    const element = part(id + "-fresh") && part(id + "-fresh").querySelector("time");
-    if (!element || element.dateTime === moment) return;
+  function freshen(element, moment) {
+    if (element.dateTime === moment) return;
     element.dateTime = moment;
     setText(element, moment.slice(11, 19) + " UTC");
   }
@@ -89,13 +90,6 @@
     setText(part("said"), text);
   }
 
-  /* Where a row's name leads: the page of what it is about. */
-  const PAGES = { streams: "position", readers: "reader", jobs: "job" };
-  function addressIn(table) {
-    const form = root.dataset[(PAGES[table] || "none") + "Page"];
-    return (row) => (form && row.id ? form.replace("~", encodeURIComponent(row.id)) : "");
-  }
-
   function show(message) {
     heardAt = performance.now();
     heard = true;
@@ -107,44 +101,22 @@
     trouble = "";
     number = message.number;
     asOf = Date.parse(message.as_of);
-    part("as-of").dateTime = message.as_of;
-    setText(part("as-of"), message.as_of.slice(11, 19) + " UTC");
-    if (message.health) showHealth(message.health);
-    if (message.summary) showSummary(message.summary);
-    for (const name of TABLES) {
-      if (message[name] && part(name)) change(part(name), message[name], addressIn(name));
-      if (name !== "storage") freshen(name, message.as_of);
+    freshen(part("as-of"), message.as_of);
+    if (message.state) showState(message.state);
+    if (message.summary) morph(part("summary"), message.summary);
+    for (const table of tables) if (message[table.id.slice(5)]) update(table, message[table.id.slice(5)]);
+    for (const element of root.querySelectorAll(".live-fresh > time")) {
+      const isOfStorage = /storage|rooms/.test(element.parentNode.id);
+      freshen(element, isOfStorage ? message.storage_at || element.dateTime : message.as_of);
     }
-    if (message.storage_at) freshen("storage", message.storage_at);
     showAges();
   }
 
-  function showHealth(health) {
-    part("health").dataset.word = health.word;
-    setText(part("health-word"), health.word);
-    fillSentence(part("health-sentence"), health.sentence, health.command, "live-why");
-    const list = part("problems");
-    while (list.children.length > health.problems.length) list.lastElementChild.remove();
-    while (list.children.length < health.problems.length) list.append(make("li"));
-    health.problems.forEach((problem, index) => {
-      fillSentence(list.children[index], problem.text, problem.command, "live-why");
-    });
-    list.hidden = health.problems.length === 0;
-    if (said !== "" && said !== health.said) tell(health.said);
-    said = health.said;
-    document.title = (health.word === "well" ? "" : health.word.toUpperCase() + ": ") + document.title.replace(/^(LOOK|WRONG): /, "");
-  }
-
-  function showSummary(tiles) {
-    const list = part("summary");
-    while (list.children.length > tiles.length) list.lastElementChild.remove();
-    tiles.forEach((tile, index) => {
-      const element = list.children[index] || list.appendChild(make("div"));
-      if (!element.children.length) element.append(make("dt"), make("dd"));
-      element.dataset.severity = tile.severity;
-      setText(element.children[0], tile.title);
-      fillCell(element.children[1], tile.cell);
-    });
+  function showState(html) {
+    const before = part("state").dataset.said, now = morph(part("state"), html).dataset;
+    part("health").dataset.word = now.word;
+    if (heard && before !== now.said) tell(now.said);
+    document.title = (now.word === "well" ? "" : now.word.toUpperCase() + ": ") + document.title.replace(/^(LOOK|WRONG): /, "");
   }
 
   /* --- the link ----------------------------------------------------------------------------------------------------- */
@@ -155,10 +127,15 @@
     socket.send(JSON.stringify({ have: number }));
   }
 
+  function unpacked(data) {
+    return new Response(new Blob([data]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  }
+
   function connect() {
     if (over) return;
     const scheme = location.protocol === "https:" ? "wss://" : "ws://";
     const own = new WebSocket(scheme + location.host + root.dataset.socket);
+    own.binaryType = "arraybuffer";
     socket = own;
     askedAt = performance.now();
     own.addEventListener("open", () => {
@@ -167,12 +144,13 @@
       number = 0;
       ask();
     });
-    own.addEventListener("message", (event) => {
+    own.addEventListener("message", async (event) => {
+      const message = await unpacked(event.data);
       if (own !== socket) return;
       askedAt = null;
       failures = 0;
       polling = false;
-      show(JSON.parse(event.data));
+      show(message);
       ask();
     });
     own.addEventListener("close", (event) => {
@@ -219,22 +197,11 @@
     over = true;
     socket = askedAt = null;
     trouble = "Signed out";
-    const link = make("a", "", "Log in again");
+    const link = document.createElement("a");
+    link.textContent = "Log in again";
     link.href = root.dataset.login;
     part("link").replaceChildren("You are signed out. ", link);
     showAges();
-  }
-
-  /* Rooms are not everybody's to see, so they do not come over the link that all share; they are asked for now and then. */
-  async function askRooms() {
-    if (document.hidden || over) return;
-    try {
-      const answer = await fetch(root.dataset.rooms, { ...ASKING, signal: AbortSignal.timeout(ANSWER_MS) });
-      if (!answer.ok) return;
-      const { rooms, links, as_of } = await answer.json();
-      change(part("rooms"), rooms, (row) => links[row.cells[0].text] || "");
-      freshen("rooms", as_of);
-    } catch { /* the age of the table says so */ }
   }
 
   /* --- begin -------------------------------------------------------------------------------------------------------- */
@@ -254,16 +221,7 @@
     part("tools").hidden = false;
   }
 
-  for (const name of [...TABLES, "rooms"]) if (part(name)) adopt(part(name));
-  const sentence = part("health-sentence");
-  const firstCommand = sentence.dataset.command, firstSentence = sentence.textContent;
-  sentence.textContent = "";
-  fillSentence(sentence, firstSentence, firstCommand, "live-why");
-  for (const item of part("problems").children) {
-    const text = item.textContent;
-    item.textContent = "";
-    fillSentence(item, text, item.dataset.command, "live-why");
-  }
+  tables.forEach(adopt);
   window.liveMenu.watch(root);
   startTools();
   document.addEventListener("visibilitychange", () => {
@@ -271,6 +229,5 @@
   });
   setInterval(showAges, 1000);
   setInterval(giveUpSilentLink, 1000);
-  if (root.dataset.rooms) setInterval(askRooms, ROOMS_MS);
   connect();
 })();

@@ -5,10 +5,16 @@
 "use strict";
 
 window.liveMenu = (() => {
-  const { make } = window.liveTable;
+  const { nameOf } = window.liveTable;
   let menu = null, opener = null;
 
-  const nameOf = (line) => line.cells[0].querySelector(".live-text").textContent;
+  function make(name, className, text) {
+    const element = document.createElement(name);
+    if (className) element.className = className;
+    if (text) element.textContent = text;
+    return element;
+  }
+
   const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\"'\"'")}'`);
 
   function address(root, page, name) {
@@ -19,14 +25,15 @@ window.liveMenu = (() => {
   function entriesOf(root, line) {
     const may = root.dataset.may.split(" "), body = line.parentNode, head = line === body.rows[0];
     const entries = [], add = (text, href) => href && entries.push({ text, href });
+    const open = (text) => add(text, line.cells[0].querySelector(".live-text").href);
     const copy = (command) => entries.push({ text: command, command });
     if (line.closest("#live-jobs")) {
-      add("Open the job", address(root, "job", line.dataset.id));
+      open("Open the job");
       if (may.includes("cancel")) add("Cancel it …", address(root, "cancel", line.dataset.id));
       copy(`manage.py jobs show ${line.dataset.id}`);
     } else if (line.closest("#live-readers")) {
       const stream = head ? "" : nameOf(line);
-      if (head && line.dataset.id) add("Open the reader", address(root, "reader", line.dataset.id));
+      open("Open the reader");
       add("History of the reader", address(root, "who", nameOf(body.rows[0])));
       if (stream) add(`History of ${stream}`, address(root, "history", stream));
       if (may.includes("disconnect") && head && /^connection/.test(line.querySelector(".live-sub").textContent)) {
@@ -41,7 +48,7 @@ window.liveMenu = (() => {
       copy("manage.py streams --json");
     } else {
       const stream = body.dataset.key, writer = head ? "" : line.dataset.key;
-      if (writer && line.dataset.id) add("Open the position", address(root, "position", line.dataset.id));
+      open("Open the position");
       if (writer) add("History of the writer", address(root, "who", writer));
       add(`History of ${stream}`, address(root, "history", stream));
       if (writer && line.dataset.id) {
@@ -65,12 +72,12 @@ window.liveMenu = (() => {
   }
 
   function copied(button, text) {
-    const said = button.textContent;
-    copyText(text).then(
-      () => { button.textContent = "Copied"; },
-      () => { button.textContent = "Not allowed"; },
-    );
-    setTimeout(() => { button.textContent = said; }, 1500);
+    const say = (said) => { button.textContent = button.liveSaid = said; };
+    copyText(text).then(() => say("Copied"), () => say("Not allowed"));
+    setTimeout(() => {
+      say("Copy");
+      delete button.liveSaid;
+    }, 1500);
   }
 
   function close(giveFocusBack) {

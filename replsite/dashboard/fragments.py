@@ -1,0 +1,215 @@
+"""The live page as fragments of HTML: rendered once a tick, shared by all viewers with the same rights.
+
+A table is ``[(group key, [(row key, row), …]), …]``; a row is its opening tag and its cells. The first rendering and the
+messages over the WebSocket are made of the same rows, so they cannot disagree. A fragment holds moments, not ages: it changes
+when something happened, not because a second went by. Without JavaScript the ages of the first rendering stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from html import escape
+from itertools import groupby
+from typing import Any
+from urllib.parse import quote
+
+from django.urls import reverse
+
+from replsite.dashboard.cells import NOTHING, Cell, Group, Page, Row, Tile
+from replsite.dashboard.tables import SHOWN
+from replsite.humanize import duration
+
+__all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of"]
+
+Table = list[tuple[str, list[tuple[str, list[str]]]]]
+"""Rows by key, in groups by key, in their order."""
+
+#: Beside these words the sentence says nothing more.
+_WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
+_QUIET_WORDS = ("idle", "retired", "gone", "done", "")
+_PICTURE_HEIGHT = 32
+_SINGLE = ("storage_at", "state", "summary")
+
+
+#: The objects that rows are about, by table: who may view them is led to their pages.
+_OBJECTS = {
+    "streams": ("streams", "streamposition"),
+    "readers": ("streams", "reader"),
+    "jobs": ("pipeline", "job"),
+    "rooms": ("events", "room"),
+}
+SEE_ROOMS = "pipeline.view_roomstatistics"
+_RIGHTS = (SEE_ROOMS, *(f"{app}.view_{model}" for app, model in _OBJECTS.values()))
+
+
+def rights_of(user: Any) -> frozenset[str]:
+    """Returns the permissions of a user that decide what the page shows; it queries the database."""
+    return frozenset(right for right in _RIGHTS if user.has_perm(right))
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """A page as HTML, for viewers with the same rights, and the moments of its figures."""
+
+    as_of: str
+    storage_at: str
+    state: str
+    summary: str
+    tables: dict[str, Table]
+
+
+def render(page: Page, rights: frozenset[str], now: datetime | None = None) -> Fragments:
+    """Renders what viewers with these rights may see; with ``now`` ages are written, for a page without JavaScript."""
+    shown = {name: page[name] for name in SHOWN}  # type: ignore[literal-required]
+    if SEE_ROOMS not in rights:
+        shown["rooms"] = []  # not left out: they go from a page that is open when its viewer may see them no more
+    links = {
+        name: reverse(f"admin:{app}_{model}_change", args=["~"])
+        for name, (app, model) in _OBJECTS.items()
+        if f"{app}.view_{model}" in rights
+    }
+    return Fragments(
+        page["as_of"],
+        page["storage_at"],
+        _state(page["health"]),
+        _summary(page["summary"], now),
+        {name: [_group(name, group, links.get(name, ""), now) for group in groups] for name, groups in shown.items()},
+    )
+
+
+def changes(old: Fragments | None, new: Fragments) -> dict[str, Any]:
+    """Returns what turns one page into the next: ``state``, ``summary`` and the tables by their names, if they differ.
+
+    A table has all of its groups in their order, null for one that stays as it is; a group has all of its rows, null for one
+    that stays; a row is HTML, or the cells that differ by their number.
+    """
+    if old is None:
+        old = Fragments("", "", "", "", {})
+    found: dict[str, Any] = {"as_of": new.as_of}
+    found |= {name: html for name in _SINGLE if (html := getattr(new, name)) != getattr(old, name)}
+    for name, table in new.tables.items():
+        if table != (before := old.tables.get(name)):
+            known = dict(before or ())
+            found[name] = [(key, _changed_rows(known.get(key), rows)) for key, rows in table]
+    return found
+
+
+def _changed_rows(old: list[tuple[str, list[str]]] | None, new: list[tuple[str, list[str]]]) -> Any:
+    if old == new:
+        return None
+    known = dict(old or ())
+    return [(key, _changed_row(known.get(key), row)) for key, row in new]
+
+
+def _changed_row(old: list[str] | None, new: list[str]) -> Any:
+    if old == new:
+        return None
+    if old is None or old[0] != new[0] or len(old) != len(new):
+        return "".join(new)
+    return {number: cell for number, cell in enumerate(new[1:]) if cell != old[number + 1]}
+
+
+def _state(health: dict[str, Any]) -> str:
+    problems = "".join(f"<li>{_sentence(one['text'], one['command'])}</li>" for one in health["problems"])
+    return (
+        f'<div id="live-state" data-word="{health["word"]}" data-said="{escape(health["said"])}"><p class="live-health-line">'
+        f'<strong id="live-health-word">{health["word"]}</strong> '
+        f'<span id="live-health-sentence">{_sentence(health["sentence"], health["command"])}</span></p>'
+        f'<ul id="live-problems"{"" if problems else " hidden"}>{problems}</ul></div>'
+    )
+
+
+def _summary(tiles: Sequence[Tile], now: datetime | None) -> str:
+    figures = "".join(
+        f'<div data-severity="{tile["severity"]}"><dt>{escape(tile["title"])}</dt><dd>{_inside(tile["cell"], now)}</dd></div>'
+        for tile in tiles
+    )
+    return f'<dl class="live-tiles" id="live-summary" aria-label="The whole at a glance">{figures}</dl>'
+
+
+def _group(name: str, group: Group, link: str, now: datetime | None) -> tuple[str, list[tuple[str, list[str]]]]:
+    rows = [("", _row(name, group["head"], link, now, folds=bool(group["rows"]), is_head=True))]
+    return group["key"], rows + [(row["key"], _row(name, row, link, now)) for row in group["rows"]]
+
+
+def _row(
+    name: str, row: Row, link: str, now: datetime | None, *, folds: bool = False, is_head: bool = False
+) -> list[str]:
+    table = SHOWN[name]
+    who, word, *figures, why = row["cells"]
+    is_fine = row["severity"] == "fine"
+    tag = f'<tr data-key="{escape(row["key"])}" data-severity="{row["severity"]}"'
+    tag += ' class="live-head"' * is_head
+    tag += f' data-id="{escape(row["id"])}"' if "id" in row else ""
+    tag += " data-quiet" * (table.has_words and is_fine and word["text"] in _QUIET_WORDS)
+    sentence = _sentence(why["text"], row.get("command", ""))
+    name_cell = _inside(who, now, link.replace("~", quote(row["id"], safe="!")) if link and "id" in row else "")
+    label = escape(who["text"])
+    toggle = f'<button type="button" class="live-toggle" aria-expanded="true" aria-label="Lines of {label}"></button>'
+    cells = [f'<th scope="row">{toggle * folds}{name_cell}{"" if table.has_words else sentence}</th>']
+    if table.has_words:
+        why_here = "" if is_fine and word["text"] in _WORDS_THAT_SAY_ALL else sentence
+        cells.append(f'<td class="live-status"><span class="live-text">{word["text"]}</span>{why_here}</td>')
+    for column, cell in zip(table.columns[2:], figures, strict=False):
+        number = ' class="live-number"' * column.number
+        cells.append(f'<td{number} data-label="{column.title}">{_inside(cell, now)}</td>')
+    if table.has_menu and not row["key"].startswith("\n"):
+        cells.append(
+            '<td class="live-more-cell"><button type="button" class="live-more" aria-haspopup="true" '
+            f'aria-label="More about {label}">⋯</button></td>'
+        )
+    return [tag + ">", *cells]
+
+
+def _inside(cell: Cell, now: datetime | None, link: str = "") -> str:
+    """Renders what is in a cell: text, smaller text, a picture of the last minutes, how much is done."""
+    text, about = escape(cell["text"]), ""
+    if "at" in cell:
+        text, about = f"{_age(cell['at'], now)} ago" if now else "", f' data-at="{cell["at"]}"'
+    elif cell["text"] == NOTHING:
+        about = " data-nothing"
+    tag, about = ("a", f'{about} href="{escape(link)}"') if link else ("span", about)
+    found = f'<{tag} class="live-text"{about}>{text}</{tag}>'
+    sub = [escape(cell["sub"])] if cell.get("sub") else []
+    if "since" in cell:
+        since = f"for {_age(cell['since'], now)}" if now else ""
+        sub.append(f'<span data-since="{cell["since"]}">{since}</span>')
+    if sub:
+        found += f'<span class="live-sub">{" · ".join(sub)}</span>'
+    if "series" in cell:
+        found += _picture(cell["series"])
+    if "share" in cell:
+        found += f'<svg class="live-share" aria-hidden="true"><rect width="{cell["share"]:.0%}" height="100%"/></svg>'
+    return found
+
+
+def _age(moment: str, now: datetime) -> str:
+    return duration((now - datetime.fromisoformat(moment)).total_seconds())
+
+
+def _picture(series: Sequence[float | None]) -> str:
+    """Draws five minutes as a line. The figure beside it says the same in words, so screen readers skip it."""
+    highest = max(1e-9, *(value or 0.0 for value in series))
+    points = [
+        (2 * step + 1, value is not None, round((1 - (value or 0.0) / highest) * (_PICTURE_HEIGHT - 6)) + 3)
+        for step, value in enumerate(series)
+    ]
+    line = area = ""
+    for is_known, run in groupby(points, key=lambda point: point[1]):
+        if is_known:
+            path = [f"{x} {y}" for x, _, y in run]
+            line += f"M{'L'.join(path)}" + "h.1" * (len(path) == 1)
+            area += f"M{path[0].split()[0]} {_PICTURE_HEIGHT}L{'L'.join(path)}V{_PICTURE_HEIGHT}Z"
+    box = f'viewBox="0 0 {2 * len(series)} {_PICTURE_HEIGHT}" preserveAspectRatio="none"'
+    return f'<svg class="live-series" {box} aria-hidden="true"><path d="{area}"/><path d="{line}"/></svg>'
+
+
+def _sentence(text: str, command: str) -> str:
+    """Renders a sentence; the command in it gets a button that copies it."""
+    if not text:
+        return ""
+    before, found, after = text.partition(command) if command else (text, "", "")
+    copy = f'<code>{escape(found)}</code><button type="button" class="live-copy" aria-label="Copy {escape(found)}">Copy</button>'
+    return f'<span class="live-why">{escape(before)}{copy if found else ""}{escape(after)}</span>'

@@ -1,0 +1,169 @@
+"""Fragments: old page + changes = new page, for pages of every kind; names stay text; rights decide what is shown."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replsite.dashboard.fragments import _RIGHTS, Fragments, _picture, changes, render
+from replsite.dashboard.page import live_page_data
+from replsite.dashboard.tables import SHOWN
+from replsite.snapshot.types import JobsView
+from replsite.status.verdicts import Severity, Verdict
+from tests.support.effort import examples
+from tests.support.snapshots import NOW, a_job, a_reader, a_snapshot, a_stream, a_writer, ago, some_storage
+
+EVERYTHING = frozenset(_RIGHTS)
+TAGS = {"a", "button", "code", "dd", "div", "dl", "dt", "li", "p", "span", "strong", "td", "th", "tr", "ul"}
+TAGS |= {"path", "rect", "svg"}
+HOSTILE = "<img src=x onerror=alert(1)>\"'&"
+
+
+def keyed(keys, values, most=3):
+    return st.lists(st.tuples(keys, values), max_size=most, unique_by=lambda pair: pair[0])
+
+
+ROWS = st.lists(st.sampled_from(["<a>", "<b>"]), min_size=1, max_size=3)
+TABLES = st.dictionaries(
+    st.sampled_from(list(SHOWN)), keyed(st.sampled_from("abc"), keyed(st.sampled_from(["", "1", "<"]), ROWS))
+)
+WORDS = st.sampled_from(["", "x", "y"])
+PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, TABLES)
+
+
+def apply(page, message):
+    """Returns what the browser shows after a message."""
+    single = {name: message.get(name, getattr(page, name)) for name in ("as_of", "storage_at", "state", "summary")}
+    tables = {name: apply_table(dict(page.tables.get(name, ())), message[name]) for name in SHOWN if name in message}
+    return Fragments(**single, tables={**page.tables, **tables})
+
+
+def apply_table(old, groups):
+    return [(key, old[key] if rows is None else apply_rows(dict(old.get(key, ())), rows)) for key, rows in groups]
+
+
+def apply_rows(old, rows):
+    return [(key, apply_row(old.get(key), change)) for key, change in rows]
+
+
+def apply_row(old, change):
+    if change is None:
+        return old
+    if isinstance(change, str):
+        return re.findall(r"<.>", change)
+    return [old[0], *(change.get(str(number), cell) for number, cell in enumerate(old[1:]))]
+
+
+def told(old, new):
+    """Returns the message as the browser gets it."""
+    return json.loads(json.dumps(changes(old, new)))
+
+
+@settings(max_examples=examples(100))
+@given(PAGES, PAGES)
+def test_old_page_and_changes_make_the_new_page(old, new):
+    new = replace(new, tables={**{name: [] for name in old.tables}, **new.tables})  # a viewer's rights stay as they are
+    assert apply(old, told(old, new)) == new
+
+
+@settings(max_examples=examples(50))
+@given(PAGES)
+def test_changes_from_nothing_make_the_page(new):
+    assert apply(Fragments("", "", "", "", {}), told(None, new)) == new
+
+
+def shown(*parts, rights=EVERYTHING, now=None, **more):
+    return render(live_page_data(a_snapshot(*parts, **more)), rights, now)
+
+
+def test_nothing_but_the_time_is_sent_when_nothing_changed():
+    old, new = (shown(a_stream(a_writer()), a_reader()) for _ in range(2))
+    assert changes(old, new) == {"as_of": NOW.isoformat()}
+
+
+def test_time_alone_changes_nothing():
+    page = live_page_data(a_snapshot(a_stream(a_writer(started_at=ago(90))), a_reader()))
+    assert render(page, EVERYTHING).tables == render({**page, "as_of": "later"}, EVERYTHING).tables
+
+
+def test_of_a_row_that_was_there_only_the_cells_that_differ_are_sent():
+    old = shown(a_stream(a_writer("a"), a_writer("b")))
+    new = shown(a_stream(a_writer("a"), a_writer("b", position=11)))
+    ((key, rows),) = told(old, new)["streams"]
+    cell = '<td class="live-number" data-label="Position"><span class="live-text">11</span></td>'
+    assert (key, rows) == ("events", [["", None], ["a", None], ["b", {"2": cell}]])
+
+
+def test_groups_that_stay_are_named_only():
+    old = shown(a_stream(a_writer()), a_stream(a_writer(stream="caches"), name="caches"))
+    new = shown(a_stream(a_writer(position=11)), a_stream(a_writer(stream="caches"), name="caches"))
+    assert dict(told(old, new)["streams"])["caches"] is None
+
+
+class Markup(HTMLParser):
+    """Elements, their attributes and the text of HTML."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attributes, self.texts = set(), set(), []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def html_of(found):
+    rows = ["".join(row) for table in found.tables.values() for _, group in table for _, row in group]
+    return "".join([found.state, found.summary, *rows])
+
+
+def test_what_others_choose_is_text_everywhere():
+    status = Verdict("blocked", Severity.WRONG, f"{HOSTILE} Run: manage.py x '{HOSTILE}'.", f"manage.py x '{HOSTILE}'")
+    writer = a_writer(HOSTILE, host=HOSTILE, version=HOSTILE, started_at=ago(9), status=status, row_id=7)
+    reader = a_reader(HOSTILE, key=HOSTILE, kind="connection", address=HOSTILE)
+    jobs = JobsView((a_job(kind=HOSTILE, asked_by=HOSTILE, unit=HOSTILE, stage=HOSTILE),))
+    found = Markup(html_of(shown(a_stream(writer, name=HOSTILE), reader, jobs=jobs, now=NOW, storage=some_storage())))
+    assert found.tags <= TAGS
+    assert not {name for name in found.attributes if name.startswith("on") or name in ("src", "style")}
+    assert found.texts.count(HOSTILE) >= 4
+
+
+def test_ages_are_written_where_no_script_counts_them():
+    parts = a_stream(a_writer(started_at=ago(90), pending_facts=3, oldest_pending_at=ago(12))), a_reader()
+    assert not re.search(r" ago<|for \d", html_of(shown(*parts)))
+    found = html_of(shown(*parts, now=NOW))
+    for age in (">5.0 s ago<", ">for 1 min 30 s<", ">for 12 s<"):
+        assert age in found
+
+
+@pytest.mark.parametrize("right", _RIGHTS)
+def test_each_right_shows_what_it_is_for_and_nothing_more(right):
+    parts = a_stream(a_writer(row_id=77)), a_reader()
+    more = {"jobs": JobsView((a_job(3),)), "storage": some_storage()}
+    found = shown(*parts, rights=frozenset([right]), **more)
+    assert bool(found.tables["rooms"]) == (right == "pipeline.view_roomstatistics")
+    room, view = right.split(".view_")
+    led = set(re.findall(r'href="/admin/(\w+/\w+)/', html_of(found)))
+    assert led == ({f"{room}/{view}"} if view in ("streamposition", "reader", "job") else set())
+
+
+def test_a_picture_breaks_where_nothing_is_known():
+    assert _picture([None, 2.0, 4.0, None, 0.0]) == (
+        '<svg class="live-series" viewBox="0 0 10 32" preserveAspectRatio="none" aria-hidden="true">'
+        '<path d="M3 32L3 16L5 3V32ZM9 32L9 29V32Z"/><path d="M3 16L5 3M9 29h.1"/></svg>'
+    )
+
+
+def test_words_that_say_all_stand_alone_and_others_have_their_sentence():
+    assert "Keeps up." not in html_of(shown(a_reader()))
+    assert "Restart it." in html_of(shown(a_reader(status=Verdict("stuck", Severity.WRONG, "Restart it."))))
