@@ -89,8 +89,8 @@ class Found:
 class Mended:
     """What was found of a room under its lock, and mended.
 
-    ``moved``: users whose membership in the current state was wrong; null: nothing of the current state was, nor the text of an
-    event, so that nobody has to be told.
+    ``moved``: users whose membership in the current state was wrong, or said what it should not; null: nothing of the current
+    state was, nor the text of an event, so that nobody has to be told.
     """
 
     before: RoomReport
@@ -143,7 +143,7 @@ class _Repair:
         self._cursor = cursor
         self._wrong_states: set[str] = set()
         self._moved: set[str] = set()
-        """Users whose membership in the current state was wrong."""
+        """Users whose membership in the current state was wrong, or said what it should not."""
         self._current_state = False
         self._ranges = False
         self._tables: Mapping[str, Callable[[Difference], None]] = {
@@ -189,11 +189,20 @@ class _Repair:
             self._state(found)
         else:
             self._set(found, "event_id", found.key)
+        if found.column == "redacted_by":
+            self._say_that_it_says_less(found.key)
 
     def _json(self, found: Difference) -> None:
         json = self._computed.events[found.key].json
-        self._current_state = True  # so that others are told
         self._run("UPDATE events_eventjson SET json = %s WHERE event_id = %s", json, found.key)
+        self._say_that_it_says_less(found.key)
+
+    def _say_that_it_says_less(self, event_id: str) -> None:
+        """Others are told as of a change of the current state, of which the event may be an entry."""
+        event = self._computed.events[event_id]
+        self._current_state = True
+        if event.type == "m.room.member" and event.state_key is not None:
+            self._moved.add(event.state_key)
 
     def _state(self, found: Difference) -> None:
         self._wrong_states.add(found.key)

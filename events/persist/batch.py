@@ -26,12 +26,14 @@ from events.persist.counters import count_stored
 from events.persist.lock_and_read import RoomReading, lock_and_read
 from events.persist.room_batch import RoomBatch, RoomChanges
 from events.persist.room_cache import StoredRoom
+from events.persist.state_changes import users_of
 from events.persist.write_rows import write_rooms
 from events.room.event_auth import as_let_through
 from events.room.verification import KeysOf, check_signatures, tells_version
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams import registry
+from streams.caching import invalidate_room_states
 from streams.conf import stream_settings
 from streams.models import CacheInvalidation
 
@@ -432,6 +434,11 @@ def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
         kept.update(json=event.json, room_version=event.room_version)
     keys = [event.event_id for event in events]
     registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in keys))
+    states = [event for event in events if event.state_key is not None]
+    if states:  # they may be entries that are current
+        invalidate_room_states(
+            ((event.room_id, users_of(event.type, event.state_key or "")) for event in states), using
+        )
 
 
 def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:

@@ -30,7 +30,7 @@ from events.visibility.rule import known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
-from state.rules.room_versions import room_version
+from state.rules.room_versions import Resolution, room_version
 
 __all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
 
@@ -198,7 +198,20 @@ class RoomBatch:
         if given:
             groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
             states.bases = sorted(groups)[-_BASES:]
+        self._guard(states)
         return states
+
+    def _guard(self, states: RoomStates) -> None:
+        """Adds the current state to event auth in room version 1, where senders of given states could lie by depth.
+
+        State resolution prefers the entry of least depth there, and senders choose depths. Without this, an entry of a given
+        state whose auth events are withheld would win over the stored one.
+        """
+        if states.version.resolution is not Resolution.V1 or not any(event.outlier for event in self._batch):
+            return
+        current = states.merged(self.stored.after.get(leaf) for leaf in self.stored.leaves)
+        if current is not None:
+            states.judge.known = states.state(current)
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
         """Find out what is redacted by now of the power levels and third party invites that the events are judged by."""
@@ -327,7 +340,8 @@ class RoomBatch:
     ) -> list[Step]:
         """Number the events: backfilled, live, outliers; returns the steps of accepted live ones."""
         changes, states = self.changes, self.states
-        leaves = self.stored.leaves_below([*old, *live], changes.filled.rejected, self.freed)
+        freed = () if self.freed is None and changes.filled.events else self.freed  # what is filled may be reached now
+        leaves = self.stored.leaves_below([*old, *live], states, changes.filled.rejected, freed)
         arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
@@ -398,7 +412,7 @@ class RoomBatch:
     def _see(self, steps: Sequence[Step]) -> None:
         """Ranges go on for live events; those of backfilled ones meet stored ones, and are written when positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
+        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest) or self._fills_live()
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
             changes.visibility_unresolved = True
@@ -420,6 +434,12 @@ class RoomBatch:
         if event_id not in self.stored.after:
             self.stored.adopt_after([event_id])
         return self.stored.after[event_id]
+
+    def _fills_live(self) -> bool:
+        """Returns true if a live event comes below stored live ones. On the line it stands before them."""
+        live = {event.event_id for event in self.changes.events if self._is_live(event)}
+        above = [event_id for prev, event_id in self._reading.above if prev in live]
+        return bool(above) and bool(self.stored.live_ones(above))
 
     def _stored_ranges(self, group: int | None) -> StoredRanges:
         """Where the stored ranges end: it follows from the state after the last accepted event, and the current state."""

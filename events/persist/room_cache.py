@@ -7,11 +7,9 @@ process did makes what is kept wrong. Assumes the caller's transaction with the 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from django.db import connections
 from msgspec.structs import replace
@@ -20,52 +18,21 @@ from events.format.parsing import ParsedEvent
 from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
 from events.room.extremities import Leaves
 from events.room.graph import Node
-from events.room.state_assignment import Stored
+from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
 from state.store import full_state
+from streams.core.bounded import SharedCache
 
 __all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
 
 _EVENTS_KEPT = 20_000
 _ENTRIES_KEPT = 500_000
 _RESOLVED_KEPT = 20_000
-Value = TypeVar("Value")
 
-
-class _Kept(Generic[Value]):
-    """The values used last, up to a total weight; shared by the threads of a process."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._weight = 0
-        self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, key: object) -> Value | None:
-        with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key][0]
-
-    def put(self, key: object, value: Value, weight: int = 1) -> None:
-        with self._lock:
-            self._weight += weight - self._values.pop(key, (value, 0))[1]
-            self._values[key] = value, weight
-            while self._weight > self._limit:
-                _, (_, dropped) = self._values.popitem(last=False)
-                self._weight -= dropped
-
-    def clear(self) -> None:
-        with self._lock:
-            self._values.clear()
-            self._weight = 0
-
-
-_events: _Kept[ParsedEvent] = _Kept(_EVENTS_KEPT)
-_states: _Kept[dict[StateKey, str]] = _Kept(_ENTRIES_KEPT)
-_resolved: _Kept[int] = _Kept(_RESOLVED_KEPT)
+_events: SharedCache[object, ParsedEvent] = SharedCache(_EVENTS_KEPT)
+_states: SharedCache[object, Mapping[StateKey, str]] = SharedCache(_ENTRIES_KEPT, len)
+_resolved: SharedCache[object, int] = SharedCache(_RESOLVED_KEPT)
 
 
 def forget_kept() -> None:
@@ -78,6 +45,7 @@ def forget_kept() -> None:
 _FACTS = """
 SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
 """
+_NO_CHANGE = "e.state_key IS NULL OR e.rejected_reason IS NOT NULL"
 #: The groups after events, with what a builder needs; the last of a chain is found by its delta rows, which every group has.
 _GROUPS = """
 SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
@@ -92,13 +60,13 @@ SELECT g.chain, hops, rows_to_read, NOT EXISTS (
 )
 FROM state_stategroup g WHERE g.id = %s
 """
-#: The group before an accepted event: that after it, or the one below where it is state.
-_BEFORE = """
+#: The group before an event: that after it, or the one below where it is state that was accepted.
+_BEFORE = f"""
 SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
 )
 FROM events_event e JOIN state_stategroup own ON own.id = e.state_group
-JOIN state_stategroup g ON g.id = CASE WHEN e.state_key IS NULL THEN own.id ELSE own.prev_group END
+JOIN state_stategroup g ON g.id = CASE WHEN {_NO_CHANGE} THEN own.id ELSE own.prev_group END
 WHERE e.event_id = %s
 """
 #: State events that these lead to along auth events, themselves not included.
@@ -109,20 +77,29 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
-#: The edges above these events, and above all that is looked through: whether the event above is accepted, whether live.
-_ABOVE = """
+#: The edges above these events, and above all that is looked through: whether the event above is accepted, whether live, and
+#: whether it surely reaches the one below (``RoomStates.reached``).
+_EDGE = f"""
+SELECT edge.prev_event_id, edge.event_id,
+    NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live,
+    coalesce(0 < below.stream_ordering AND below.stream_ordering < e.stream_ordering
+        OR below.state_group = CASE WHEN {_NO_CHANGE} THEN own.id ELSE own.prev_group END, false) OR own.id IS NULL AS surely
+"""
+_BOTH_ENDS = """
+JOIN events_event e ON e.event_id = edge.event_id AND e.room_id = %(room)s AND NOT e.outlier
+LEFT JOIN state_stategroup own ON own.id = e.state_group
+LEFT JOIN events_event below ON below.event_id = edge.prev_event_id AND below.room_id = %(room)s AND NOT below.outlier
+"""
+_ABOVE = f"""
 WITH RECURSIVE up AS (
-    SELECT edge.prev_event_id, edge.event_id,
-        NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live
-    FROM events_eventedge edge JOIN events_event e USING (event_id)
-    WHERE edge.prev_event_id = ANY(%(below)s) AND e.room_id = %(room)s AND NOT e.outlier
+    {_EDGE} FROM events_eventedge edge {_BOTH_ENDS} WHERE edge.prev_event_id = ANY(%(below)s)
     UNION
-    SELECT edge.prev_event_id, edge.event_id, NOT e.soft_failed AND e.rejected_reason IS NULL, e.stream_ordering > 0
-    FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id
-    JOIN events_event e ON e.event_id = edge.event_id
-    WHERE (NOT (up.accepted AND (up.live OR NOT %(through_old)s)) OR up.event_id = ANY(%(rejected)s))
-      AND e.room_id = %(room)s AND NOT e.outlier
-) SELECT prev_event_id, event_id, accepted, live FROM up
+    {_EDGE} FROM up JOIN events_eventedge edge ON edge.prev_event_id = up.event_id {_BOTH_ENDS}
+    WHERE NOT (up.accepted AND (up.live OR NOT %(through_old)s)) OR up.event_id = ANY(%(rejected)s)
+) SELECT prev_event_id, event_id, accepted, live, surely FROM up
+"""
+_LIVE = """
+SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND room_id = %s AND NOT outlier AND stream_ordering > 0
 """
 _VERDICTS = """
 SELECT event_id, NOT soft_failed AND rejected_reason IS NULL, stream_ordering > 0 FROM events_event
@@ -266,7 +243,7 @@ class StoredRoom:
                 self._adopt(event_id, group, GroupFacts(*facts))
 
     def adopt_before(self, event_id: str) -> int | None:
-        """The number of the group before a stored accepted event; null where there is none."""
+        """The number of the group before a stored event; null where there is none."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_BEFORE, [event_id])
             found = cursor.fetchone()
@@ -290,13 +267,13 @@ class StoredRoom:
         kept = _states.get((self.using, group))
         if kept is None:
             kept = full_state(group, self.using)
-            _states.put((self.using, group), kept, len(kept))
+            _states.put((self.using, group), kept)
         return kept
 
     def keep_state(self, group: int, number: int) -> None:
         """The state of a new group is likely to be asked for next."""
         state = self.builder.expand(number)
-        _states.put((self.using, group), state, len(state))
+        _states.put((self.using, group), state)
 
     def in_graph(self, event_id: str) -> bool:
         """Whether this is an event of the room with a place in its graph."""
@@ -337,6 +314,12 @@ class StoredRoom:
             named.update(row[0] for row in cursor.fetchall())
         self.events.load(sorted(named))
 
+    def live_ones(self, event_ids: Collection[str]) -> set[str]:
+        """Those of these that are stored as live events of the room."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_LIVE, [list(event_ids), self.room_id])
+            return {event_id for (event_id,) in cursor.fetchall()}
+
     def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
         """Those of these events that are of one of the types and redacted."""
         with connections[self.using].cursor() as cursor:
@@ -345,14 +328,18 @@ class StoredRoom:
 
     # --- leaves -------------------------------------------------------------------------------------------------
     def leaves_below(
-        self, batch: Sequence[ParsedEvent], rejected: Collection[str] = (), freed: Collection[str] | None = None
+        self,
+        batch: Sequence[ParsedEvent],
+        states: RoomStates,
+        rejected: Collection[str] = (),
+        freed: Collection[str] | None = None,
     ) -> Leaves[str]:
-        """The leaves that a batch of events of the graph arrives at.
+        """The leaves that a batch of events of the graph, whose states are assigned, arrives at.
 
         ``rejected`` are stored events that turn out to be. ``freed`` is given when stored events have left the graph or come
         back into it: those that the former referred to, which may be leaves now; and a stored leaf may be none any more.
         """
-        found = _StoredLeaves(self, {event.event_id for event in batch}, set(rejected))
+        found = _StoredLeaves(self, {event.event_id for event in batch}, states, set(rejected))
         found.give_way(freed)
         return found.leaves
 
@@ -360,14 +347,15 @@ class StoredRoom:
 class _StoredLeaves:
     """What ``Leaves`` has to know of stored events: found upwards from the leaves, so it costs what stands on these."""
 
-    def __init__(self, room: StoredRoom, own: Set[str], rejected: Set[str]) -> None:
-        self._room, self._own, self._rejected = room, own, rejected
+    def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
+        self._room, self._own, self._states, self._rejected = room, own, states, rejected
         self._stored = set(room.leaves) - rejected
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
         """Events to be looked through, by whether backfilled ones are."""
         reached: set[str] = set()
-        self.leaves = Leaves(room.leaves, reached, self._find, live=self._begins_live)
+        self._reached_by: dict[str, Sequence[str]] = {}
+        self.leaves = Leaves(room.leaves, reached, self._find, live=self._begins_live, reaches=self._reaches)
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 
@@ -436,8 +424,26 @@ class _StoredLeaves:
             stack += new
         return found
 
+    def _reaches(self, node: Node[str]) -> Sequence[str]:
+        """The prev events that an event of the batch, or one that is looked through, reaches."""
+        if node.event_id not in self._own or node.event_id not in self._states.on_given:
+            return node.prev_event_ids
+        own = {prev for prev in self._own & set(node.prev_event_ids) if not self._states.events[prev].backfilled}
+        earlier = set() if node.backfilled else own | self._room.live_ones(node.prev_event_ids)
+        return self._states.reached(node, self._states.before.get(node.event_id), earlier)
+
+    def _reached_of(self, event_id: str) -> Sequence[str]:
+        """The prev events that a stored event reaches, those that surely are left aside."""
+        if event_id not in self._reached_by:
+            room, states = self._room, self._states
+            event = room.events[event_id]
+            before = states.before[event_id] if event_id in states.before else room.adopt_before(event_id)
+            room.adopt_after(event.prev_event_ids)
+            self._reached_by[event_id] = states.reached(event, before, ())
+        return self._reached_by[event_id]
+
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
-        """(event, stored event that refers to it, whether that is accepted, whether live), up to events that count."""
+        """(event, stored event that reaches it, whether that is accepted, whether live), up to events that count."""
         values: dict[str, Any] = {
             "below": sorted(event_ids),
             "room": self._room.room_id,
@@ -446,7 +452,13 @@ class _StoredLeaves:
         }
         with connections[self._room.using].cursor() as cursor:
             cursor.execute(_ABOVE, values)
-            return list(cursor.fetchall())
+            edges = cursor.fetchall()
+        given = self._states.on_given
+        return [
+            (prev, event_id, *about)
+            for prev, event_id, *about, surely in edges
+            if (surely and event_id not in given) or prev in self._reached_of(event_id)
+        ]
 
     def _counts(self, event_id: str, accepted: bool, live: bool) -> bool:
         return accepted and event_id not in self._rejected and (live or not self.leaves.live)

@@ -56,18 +56,21 @@ class Leaves(Generic[Id]):
         find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
         *,
         live: bool = False,
+        reaches: Callable[[Node[Id]], Iterable[Id]] = lambda node: node.prev_event_ids,
     ) -> None:
         """Continues a stored room: its forward extremities, and IDs of events still to come that are reached already.
 
         ``find`` returns, of some events, those in the graph that do not count, as far as anything relevant is reached
         through them. Without it the events that have arrived are remembered. ``reached`` is extended. ``live``: an
-        accepted live event is stored, or is part of this batch.
+        accepted live event is stored, or is part of this batch. ``reaches`` returns the prev events that an event reaches:
+        all of them, unless the state before the event was given.
         """
         self.live = live
+        self._reaches = reaches
         self._reached: MutableSet[Id] = set() if reached is None else reached
         self._find = self._of_here if find is None else find
         self._here: dict[Id, Node[Id]] | None = {} if find is None else None
-        """Events that have arrived and may be looked through."""
+        """Transparent events that have arrived."""
         self.current: dict[Id, None] = dict.fromkeys(current)
 
     def counts(self, node: Node[Id]) -> bool:
@@ -123,7 +126,7 @@ class Leaves(Generic[Id]):
         gone = []
         below = [node]
         while below:
-            new = [prev for prev in below.pop().prev_event_ids if prev not in self._reached]
+            new = [prev for prev in self._reaches(below.pop()) if prev not in self._reached]
             for prev in new:
                 self._reached.add(prev)
                 if prev in self.current:

@@ -8,9 +8,10 @@ the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -39,6 +40,13 @@ def is_create(event: ParsedEvent) -> bool:
     if event.rejection_given:
         return event.rejected_reason is None
     return not event.auth_event_ids and AuthRules(room_version(event.room_version)).refusal(event, {}) is None
+
+
+class Reaching(Protocol):
+    """An event by its ID, and what it refers to."""
+
+    @property
+    def prev_event_ids(self) -> tuple[str, ...]: ...
 
 
 class GroupState:
@@ -168,6 +176,27 @@ class RoomStates:
             self._resolved[resolvable] = self._resolve(sorted(distinct)) if known is None else known
         return self._resolved[resolvable]
 
+    def reached(self, event: Reaching, before: int | None, came_before: Container[str]) -> Sequence[str]:
+        """Of the prev events of an event those that it *reaches*: whose state the one before it takes into account.
+
+        All of them where the state before it is theirs, or is not known. One that was told from outside may be another: it takes
+        only those into account that came before (``came_before``). Without this a server could have an event stored above a gap,
+        with a state of old, and the room go back to that when what it kept to itself comes and leads down to the leaves.
+        """
+        prevs = event.prev_event_ids
+        late = [prev for prev in prevs if prev not in came_before]
+        if before is None or not late:
+            return prevs
+        differing = {prev for prev in late if not self._are_equal(self.after.get(prev), before)}
+        if differing and self._are_equal(
+            self.merged([self.after[prev] for prev in prevs if prev in self.after]), before
+        ):
+            differing.difference_update(self.after)
+        return [prev for prev in prevs if prev not in differing]
+
+    def _are_equal(self, group: int | None, other: int) -> bool:
+        return group is not None and (group == other or self.builder.expand(group) == self.builder.expand(other))
+
     def _assign(self, event: ParsedEvent) -> None:
         if event.outlier:
             self._judge(event, None)
@@ -195,14 +224,19 @@ class RoomStates:
         return self.merged(self.after.get(prev) for prev in prevs)
 
     def _before(self, event: ParsedEvent) -> int | None:
-        """Returns the group before an event, or null if it is not known."""
+        """Returns the group before an event, or null if it is not known.
+
+        A given state counts for the prev events that are missing. It is resolved with the states of the others: without this
+        a server could take the room back to an old state, by an event on a forward extremity and on one that it withholds.
+        """
         known = self._after_prevs(event)
         if known is not None or event.event_id not in self.given:
             return known
         given = self.given[event.event_id].items()
         state = {key: entry for key, entry in given if self.events[entry].rejected_reason is None}
         self.on_given.add(event.event_id)
-        return self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
+        told = self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
+        return self.merged([told, *(self.after[prev] for prev in event.prev_event_ids if prev in self.after)])
 
     def _assign_create(self, event: ParsedEvent) -> None:
         if self.create is None or event.event_id != self.create.event_id:

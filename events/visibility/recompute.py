@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
 from events.room.extremities import EventArrivals, Leaves
-from events.room.graph import causal_order, is_accepted
+from events.room.graph import Node, causal_order, is_accepted
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.groups.deltas import GroupBuilder
@@ -123,6 +123,11 @@ def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
     return [events[number] for number in (*order, *left)]
 
 
+def _came_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
+    """Returns true if a live event was stored when another one came. The order of backfilled events is not known."""
+    return 0 < (prev.stream_ordering or 0) < (event.stream_ordering or 0)
+
+
 class GraphRanges:
     """The events of a room that are in the graph, in the order of arrival, with verdicts and states.
 
@@ -165,7 +170,12 @@ class GraphRanges:
         def find(event_ids: Collection[str]) -> list[ParsedEvent]:
             return [by_id[event_id] for event_id in event_ids if event_id in by_id]
 
-        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None))
+        def reaches(node: Node[str]) -> Sequence[str]:
+            event = by_id[node.event_id]
+            earlier = {prev for prev in event.prev_event_ids if prev in by_id and _came_before(by_id[prev], event)}
+            return self._states.reached(event, self._states.before.get(event.event_id), earlier)
+
+        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None, reaches=reaches))
         found: dict[str, int | None] = {}
         for event in _in_order([event for event in self._graph if not event.backfilled]):
             arrivals.add(event)

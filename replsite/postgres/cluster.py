@@ -1,6 +1,6 @@
 """Makes, starts, adopts and stops the server of one folder.
 
-Called by the keeper alone, which holds ``keeper.lock``: nobody else starts or stops this server. Everything may be
+Called by the keeper alone, which holds ``keeper.lock``: no other process starts or stops this server. Everything may be
 killed at any point: the cluster appears by one rename, and what a killed server left is recognised at the next start.
 """
 
@@ -15,23 +15,21 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-import psycopg2
 
 from replsite.postgres.account import Account, choose_account
 from replsite.postgres.errors import OtherMajorVersion, StartFailed
-from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, own_like_folder, try_lock
+from replsite.postgres.folder import Folder, is_postgres_of, own_like_folder, try_lock
 
-__all__ = ["Cluster", "Postmaster", "connection_parameters", "log_to", "shared_buffers_mb"]
+__all__ = ["Cluster", "log_to", "shared_buffers_mb", "trim_log"]
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
-LOG_BYTES = 4 * 1024 * 1024
+LOG_BYTES = 8 * 1024 * 1024
 
 # Kept in postgresql.conf, where an operator may change them; what must hold is given on the command line.
 _TUNING = """
@@ -51,31 +49,6 @@ _LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 4096
 _MOST_WAL_BUFFERS_MB = 64
 # Commits stay synchronous: a killed server loses nothing, only a crash of the machine may.
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
-
-
-@dataclass(frozen=True, slots=True)
-class Postmaster:
-    """A server process: started by this keeper (``child``), or adopted from one that died."""
-
-    pid: int
-    port: int
-    cluster: Path
-    child: subprocess.Popen[bytes] | None = None
-
-    def alive(self) -> bool:
-        """Whether it still runs; reaps it when it was our child and does not."""
-        if self.child is not None:
-            return self.child.poll() is None
-        return is_postgres_of(self.pid, self.cluster)
-
-    def stop(self) -> None:
-        """Stop it: first letting it write everything (fast), then ever more roughly."""
-        for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
-            if not self.alive():
-                return
-            with suppress(ProcessLookupError):  # it ended between the look and the signal
-                os.kill(self.pid, how)
-            _wait(lambda: not self.alive(), seconds)
 
 
 def shared_buffers_mb(memory: int, *, durable: bool) -> int:
@@ -102,6 +75,9 @@ class Cluster:
         self._programs = programs
         self._fsync = fsync
         self._account: Account = choose_account(folder, programs)
+        self._pid = 0
+        self._child: subprocess.Popen[bytes] | None = None
+        """None: the server was adopted from a keeper that died."""
 
     def make(self) -> None:
         """Make the cluster unless it exists; raises OtherMajorVersion when it is of another one."""
@@ -115,21 +91,11 @@ class Cluster:
         password = self.folder.path / f"data.new-{os.getpid()}.password"
         _write_private(password, secrets.token_urlsafe(24))
         self._account.own(password)
-        arguments: list[str | Path] = [
-            "-D",
-            fresh,
-            "-U",
-            "postgres",
-            "-A",
-            "scram-sha-256",
-            f"--pwfile={password}",
-            "-E",
-            "UTF8",
-        ]
-        arguments += ["--locale=C", *([] if self._fsync else ["--no-sync"])]
+        where: list[str | Path] = ["-D", fresh, "-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password}"]
+        how = ["-E", "UTF8", "--locale=C", *([] if self._fsync else ["--no-sync"])]
         with log_to(self.folder) as log:
             done = subprocess.run(
-                self._account.command(self._programs / "initdb", *arguments),
+                self._account.command(self._programs / "initdb", *where, *how),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/", check=False,
             )  # fmt: skip
         if done.returncode != 0:
@@ -140,63 +106,70 @@ class Cluster:
         password.rename(fresh / self.folder.password_file.name)
         fresh.rename(self.folder.cluster)
 
-    def start(self, port: int | None) -> Postmaster:
-        """The running server: adopted when one is there, else started, on ``port`` when that is free.
+    def start(self) -> None:
+        """Adopts the running server, else starts it, on the port that it had last when that is free.
 
-        Children of a killed server take a moment to see that it is gone; nothing is started before the last one went.
+        Children of a killed server take a moment to see that it is gone: nothing is started before the last one ended.
         """
+        self._pid, self._child = 0, None
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline:
-            found = self._living_postmaster()
-            if found is not None and self._answers(found):
-                return found
+            found = self.folder.server()
+            if found is not None and found.ready:
+                self._pid = found.pid
+                return
             if found is None and (lock := try_lock(self.folder.server_lock, fcntl.LOCK_EX)) is not None:
-                started = self._spawn(port if port and _is_free(port) else _free_port(), lock)
-                if self._becomes_ready(started):
-                    return started
-                started.stop()
-                if "Address already in use" not in self.folder.log_tail():  # else the port was taken meanwhile
-                    raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
-            time.sleep(0.05)
-        raise StartFailed(self._failure("Processes of an earlier server hold the folder and do not answer"))
+                try:
+                    # The lock is free again, so the server that was started ended; another process may have taken its port.
+                    if self._child is not None and "Address already in use" not in self.folder.log_tail():
+                        raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
+                    self._spawn(lock)
+                finally:
+                    os.close(lock)
+            time.sleep(0.02)
+        self.stop()
+        raise StartFailed(self._failure(f"No server of the folder answers after {START_SECONDS:.0f} s"))
 
-    def _spawn(self, port: int, lock: int) -> Postmaster:
-        """Start the server and leave ``lock`` to it alone."""
-        (self.folder.cluster / "postmaster.pid").unlink(missing_ok=True)  # the lock was free: nobody lives who wrote it
+    def _spawn(self, lock: int) -> None:
+        """Starts a server that holds ``lock``."""
+        (self.folder.cluster / "postmaster.pid").unlink(missing_ok=True)  # the lock was free: its writer is gone
+        port = self._free_port()
         must = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "logging_collector=off"]
         options = [part for option in (*must, *(() if self._fsync else _UNSAFE_BUT_FAST)) for part in ("-c", option)]
-        try:
-            with log_to(self.folder) as log:
-                child = subprocess.Popen(
-                    self._account.command(self._programs / "postgres", "-D", self.folder.cluster, *options),
-                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/",
-                    start_new_session=True, pass_fds=[lock],
-                )  # fmt: skip
-        finally:
-            os.close(lock)
-        return Postmaster(child.pid, port, self.folder.cluster, child)
+        with log_to(self.folder) as log:
+            self._child = subprocess.Popen(
+                self._account.command(self._programs / "postgres", "-D", self.folder.cluster, *options),
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(), cwd="/",
+                start_new_session=True, pass_fds=[lock],
+            )  # fmt: skip
+        self._pid = self._child.pid
 
-    def _living_postmaster(self) -> Postmaster | None:
-        """The server that ``postmaster.pid`` names, when that process is one of this cluster."""
-        try:
-            lines = (self.folder.cluster / "postmaster.pid").read_text().splitlines()
-            pid, port = int(lines[0]), int(lines[3])
-        except (FileNotFoundError, ValueError, IndexError):
-            return None
-        return Postmaster(pid, port, self.folder.cluster) if is_postgres_of(pid, self.folder.cluster) else None
+    def _free_port(self) -> int:
+        """Returns the port that the server had last, which PostgreSQL keeps in a file, or any that is free."""
+        last: list[str] = []
+        with suppress(OSError):
+            last = re.findall(r'"port=(\d+)"', (self.folder.cluster / "postmaster.opts").read_text())
+        for port in (*map(int, last[-1:]), 0):
+            with socket.socket() as probe, suppress(OSError, OverflowError):
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("127.0.0.1", port))
+                return int(probe.getsockname()[1])
+        raise StartFailed(self._failure("No port of 127.0.0.1 is free"))
 
-    def _becomes_ready(self, started: Postmaster) -> bool:
-        """Wait until the server answers or ends."""
-        _wait(lambda: not started.alive() or self._answers(started), START_SECONDS)
-        return started.alive() and self._answers(started)
+    def alive(self) -> bool:
+        """Returns whether the server runs."""
+        if self._child is not None:
+            return self._child.poll() is None
+        return is_postgres_of(self._pid, self.folder.cluster)
 
-    def _answers(self, postmaster: Postmaster) -> bool:
-        parameters = connection_parameters(self.folder, ServerRecord(postmaster.port))
-        try:
-            with closing(psycopg2.connect(**parameters, dbname="postgres", connect_timeout=2)):
-                return True
-        except psycopg2.OperationalError:
-            return False
+    def stop(self) -> None:
+        """Stops the server: first letting it write everything (fast), then ever more roughly."""
+        for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
+            if not self.alive():
+                return
+            with suppress(ProcessLookupError):  # it ended between the look and the signal
+                os.kill(self._pid, how)
+            _wait(lambda: not self.alive(), seconds)
 
     def _check_version(self) -> None:
         made_by = (self.folder.cluster / "PG_VERSION").read_text().strip()
@@ -226,68 +199,34 @@ class Cluster:
         )
 
 
-def connection_parameters(folder: Folder, record: ServerRecord) -> dict[str, str | int]:
-    """What libpq needs to reach the server, but for the database's name."""
-    password = folder.password_file.read_text()
-    return {"host": "127.0.0.1", "port": record.port, "user": "postgres", "password": password}
-
-
-def log_to(folder: Folder) -> _Log:
-    """The log, opened for appending; once too long, it becomes ``postgres.log.1`` and starts anew."""
-    return _Log(folder.log)
-
-
-class _Log:
-    """An open log file as a context manager that gives the number subprocess wants."""
-
-    def __init__(self, path: Path) -> None:
-        trim_log(path)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        own_like_folder(path)
-
-    def __enter__(self) -> int:
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+@contextmanager
+def log_to(folder: Folder) -> Iterator[int]:
+    """Opens the log for appending."""
+    trim_log(folder.log)
+    descriptor = os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        own_like_folder(folder.log)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def trim_log(path: Path) -> None:
-    """Keep the log bounded. It is copied and cut, not renamed: the running server keeps appending to the same file.
+    """Cuts the beginning of a log that is too long.
 
-    Where there is no room for a copy the log's end stays in its place. A log is no reason to stop a server, or not to start it:
-    what cannot be done is left for the next time.
+    It is cut in its place: the running server goes on appending to the same file, and on a full disk cutting makes the room
+    that the end takes. A log is no reason to stop a server, or not to start it: what fails is left for the next time.
     """
     with suppress(OSError):
         if path.stat().st_size <= LOG_BYTES:
             return
-        before = path.with_suffix(".log.1")
-        try:
-            _copy_log(path, before)
-            os.truncate(path, 0)
-        except OSError as error:
-            with suppress(OSError):  # half a copy takes the room that there is
-                before.unlink()
-            _cut_log(path, f"The beginning of this log is gone: {before} cannot be written: {error.strerror}.")
-
-
-def _copy_log(path: Path, before: Path) -> None:
-    """Opening cuts the older copy, so there is as much room as that took."""
-    descriptor = os.open(before, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as copy, path.open("rb") as log:
-        os.fchmod(descriptor, 0o600)
-        own_like_folder(before)
-        shutil.copyfileobj(log, copy)
-
-
-def _cut_log(path: Path, why: str) -> None:
-    """Keep the last lines of a log in its place: cutting it makes the room that they take."""
-    with path.open("rb+") as log:
-        log.seek(-min(LOG_BYTES // 4, log.seek(0, os.SEEK_END)), os.SEEK_END)
-        end = log.read()
-        log.truncate(0)
-    with path.open("ab") as log:
-        log.write(f"{why}\n".encode() + end)
+        path.with_suffix(".log.1").unlink(missing_ok=True)  # of an older version, which kept two files
+        with path.open("rb+") as log:
+            log.seek(-LOG_BYTES // 2, os.SEEK_END)
+            end = log.read()
+            log.truncate(0)
+        with path.open("ab") as log:
+            log.write(b"The beginning of this log was cut.\n" + end)
 
 
 def _environment() -> dict[str, str]:
@@ -300,22 +239,6 @@ def _write_private(path: Path, text: str) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> None:

@@ -4,23 +4,14 @@
     ├── BinariesMissing       no server programs were found
     ├── OtherMajorVersion     the data directory was made by another major version
     ├── FolderClosed          the folder or the programs cannot be used by the account that must use them
-    ├── StartFailed           initdb or the server ended, or did not answer in time
-    └── KeeperBusy            another keeper has the folder (expected during simultaneous starts)
+    └── StartFailed           initdb or the server ended, or did not answer in time
 
-Every message says what happened, where, and what to do. They travel as text from the keeper to its starter.
+Every message says what happened, where, and what to do. The keeper reports them to its starter by name.
 """
 
 from __future__ import annotations
 
-__all__ = [
-    "BinariesMissing",
-    "EmbeddedPostgresError",
-    "FolderClosed",
-    "KeeperBusy",
-    "OtherMajorVersion",
-    "StartFailed",
-    "error_from",
-]
+__all__ = ["BinariesMissing", "EmbeddedPostgresError", "FolderClosed", "OtherMajorVersion", "StartFailed"]
 
 
 class EmbeddedPostgresError(Exception):
@@ -41,15 +32,3 @@ class FolderClosed(EmbeddedPostgresError):
 
 class StartFailed(EmbeddedPostgresError):
     """The server could not be made or started; the message carries the end of its log."""
-
-
-class KeeperBusy(EmbeddedPostgresError):
-    """Another keeper already looks after this folder."""
-
-
-_BY_NAME = {kind.__name__: kind for kind in (BinariesMissing, OtherMajorVersion, FolderClosed, StartFailed, KeeperBusy)}
-
-
-def error_from(name: str, message: str) -> EmbeddedPostgresError:
-    """The error that a keeper reported by the name of its class."""
-    return _BY_NAME.get(name, EmbeddedPostgresError)(message)

@@ -2,80 +2,48 @@
 
     data/          the cluster (PGDATA); the password of its superuser lies in it, so that both come into being at once
     users.lock     held shared by every process that uses the server, for its life
-    start.lock     held by the process that is starting a keeper
-    keeper.lock    held by the keeper, for its life
+    keeper.lock    held by the keeper, for its life; the process that starts a keeper takes it and hands it on
     server.lock    inherited by the server and all its children: free means that not one of them lives
-    server.json    port and process of the server, and whether it is ready
-    postgres.log   what initdb, the server and the keeper said; two files of bounded size
+    postgres.log   what initdb, the server and the keeper said; its beginning is cut when it is too long
 
-The locks are ``flock`` locks: the kernel lets go of them however their holder dies. Python opens files close-on-exec,
+The locks are ``flock`` locks: the kernel releases them however their holder dies. Python opens files close-on-exec,
 so programs that a holder starts (a JVM) never keep them, ``server.lock`` excepted; a forked child does, which is meant,
-since it may use the database too.
+since it may use the database too. Which server runs, and where, PostgreSQL writes into ``data/postmaster.pid`` itself.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Folder", "ServerRecord", "is_postgres_of", "own_like_folder"]
+__all__ = ["Folder", "Server", "is_postgres_of", "is_same_file", "open_lock", "own_like_folder", "try_lock"]
 
 
 @dataclass(frozen=True, slots=True)
-class ServerRecord:
-    """The last thing a keeper said about the server; its port is asked for again at the next start."""
+class Server:
+    """A server process, as PostgreSQL describes it; ``ready``: it takes connections."""
 
+    pid: int
     port: int
-    pid: int = 0
-    ready: bool = False
+    ready: bool
 
 
-@dataclass(frozen=True, slots=True)
 class Folder:
     """The folder of one embedded server."""
 
-    path: Path
-
-    @property
-    def cluster(self) -> Path:
-        """PGDATA."""
-        return self.path / "data"
-
-    @property
-    def password_file(self) -> Path:
-        """The superuser's password, made by the same rename as the cluster."""
-        return self.cluster / "replsite.password"
-
-    @property
-    def log(self) -> Path:
-        """The end of everything that was said."""
-        return self.path / "postgres.log"
-
-    @property
-    def users_lock(self) -> Path:
-        """Held shared by users, tried exclusively by the keeper."""
-        return self.path / "users.lock"
-
-    @property
-    def start_lock(self) -> Path:
-        """Held by the one process that starts a keeper."""
-        return self.path / "start.lock"
-
-    @property
-    def keeper_lock(self) -> Path:
-        """Held by the keeper."""
-        return self.path / "keeper.lock"
-
-    @property
-    def server_lock(self) -> Path:
-        """Held by every process of the server."""
-        return self.path / "server.lock"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cluster = path / "data"
+        self.password_file = self.cluster / "replsite.password"
+        self.log = path / "postgres.log"
+        self.users_lock = path / "users.lock"
+        self.keeper_lock = path / "keeper.lock"
+        self.server_lock = path / "server.lock"
 
     def make(self) -> None:
         """Make the folder. Each file in it is closed to others; the server's account must pass through it."""
@@ -83,29 +51,19 @@ class Folder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o711)
 
-    def read_record(self) -> ServerRecord | None:
-        """The server's record, or None when there is none that can be read."""
+    def server(self) -> Server | None:
+        """Returns the living server of this cluster, once it begins to start up."""
         try:
-            return ServerRecord(**json.loads((self.path / "server.json").read_text()))
-        except (FileNotFoundError, NotADirectoryError, ValueError, TypeError):
+            lines = (self.cluster / "postmaster.pid").read_text().splitlines()
+            found = Server(int(lines[0]), int(lines[3]), lines[7].strip() == "ready")
+        except (FileNotFoundError, NotADirectoryError, ValueError, IndexError):
             return None
+        return found if is_postgres_of(found.pid, self.cluster) else None
 
-    def write_record(self, record: ServerRecord) -> None:
-        """Replace the record in one step. Called by the keeper only."""
-        fresh = self.path / "server.json.new"
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps(asdict(record)))
-        own_like_folder(fresh)
-        fresh.replace(self.path / "server.json")
-
-    def running_server(self) -> ServerRecord | None:
-        """The server when it is ready, alive and has a keeper."""
-        record = self.read_record()
-        if record is None or not record.ready or not is_postgres_of(record.pid, self.cluster):
-            return None
-        return record if self.has_keeper() else None
+    def running_server(self) -> Server | None:
+        """Returns the server when it takes connections and has a keeper."""
+        found = self.server()
+        return found if found is not None and found.ready and self.has_keeper() else None
 
     def has_keeper(self) -> bool:
         """Whether some process holds the keeper's lock."""

@@ -1,4 +1,4 @@
-"""A user's side of the embedded PostgreSQL: find it, start it when nobody has, hold on to it while this process lives.
+"""A user's side of the embedded PostgreSQL: finds it, starts it when it does not run, holds it while this process lives.
 
 ``ensure_running`` is called at every new connection; when all is well it costs two small file reads. Safe in threads
 and after fork. No start happens on import.
@@ -14,21 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from replsite.postgres.cluster import connection_parameters
-from replsite.postgres.errors import (
-    BinariesMissing,
-    EmbeddedPostgresError,
-    FolderClosed,
-    KeeperBusy,
-    StartFailed,
-    error_from,
-)
-from replsite.postgres.folder import Folder, ServerRecord, is_same_file, try_lock
+from replsite.postgres import errors
+from replsite.postgres.errors import BinariesMissing, EmbeddedPostgresError, FolderClosed, StartFailed
+from replsite.postgres.folder import Folder, Server, is_same_file, try_lock
 
 __all__ = ["LaunchSettings", "ensure_running", "find_programs", "release"]
 
@@ -36,6 +27,8 @@ WAIT_SECONDS = 180.0
 _PROJECT = Path(__file__).resolve().parents[2]
 
 _held: dict[Path, int] = {}
+#: A keeper's lock while it is handed on.
+_handed: list[int] = []
 _guard = threading.Lock()
 
 
@@ -63,8 +56,9 @@ def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
         folder.make()
         with _guard:
             _hold(folder)
-            record = folder.running_server() or _start(folder, settings)
-        return connection_parameters(folder, record)
+            server = folder.running_server() or _start(folder, settings)
+        password = folder.password_file.read_text()
+        return {"host": "127.0.0.1", "port": server.port, "user": "postgres", "password": password}
     except PermissionError as error:
         raise FolderClosed(
             f"The embedded PostgreSQL in {folder.path} cannot be used: {error}. Run as the user that made the folder,"
@@ -120,70 +114,51 @@ def _hold(folder: Folder) -> None:
     _held[folder.path] = descriptor
 
 
-def _start(folder: Folder, settings: LaunchSettings) -> ServerRecord:
-    """Start a keeper, or wait for the one that another process is starting. Only one process at a time does this."""
+def _start(folder: Folder, settings: LaunchSettings) -> Server:
+    """Starts a keeper, or waits for the one that another process started."""
     programs = find_programs(settings.programs)
     deadline = time.monotonic() + WAIT_SECONDS
-    with _starting(folder, deadline):
-        while time.monotonic() < deadline:
-            if (record := folder.running_server()) is not None:
-                return record
-            if folder.has_keeper():  # its starter was killed, or it is restarting the server: it tells in server.json
-                time.sleep(0.05)
-                continue
-            try:
-                _start_keeper(folder, programs, fsync=settings.fsync)
-            except KeeperBusy:
-                time.sleep(0.05)  # one that was starting when we looked
+    while time.monotonic() < deadline:
+        if (server := folder.running_server()) is not None:
+            return server
+        if (lock := try_lock(folder.keeper_lock, fcntl.LOCK_EX)) is None:
+            time.sleep(0.05)  # its holder is starting the server, or starts it again
+            continue
+        _handed.append(lock)
+        try:
+            _start_keeper(folder, programs, lock, fsync=settings.fsync)
+        finally:
+            os.close(_handed.pop())
     raise StartFailed(
         f"The embedded PostgreSQL in {folder.path} was not ready within {WAIT_SECONDS:.0f} s."
         f" Log: {folder.log}, its last lines:\n{folder.log_tail()}"
     )
 
 
-@contextmanager
-def _starting(folder: Folder, deadline: float) -> Iterator[None]:
-    """Be the only process that starts a keeper."""
-    while (lock := try_lock(folder.start_lock, fcntl.LOCK_EX)) is None:
-        if time.monotonic() > deadline:
-            raise StartFailed(f"Another process has been starting the server in {folder.path} for too long.")
-        time.sleep(0.02)
-    try:
-        yield
-    finally:
-        os.close(lock)
-
-
-def _start_keeper(folder: Folder, programs: Path, *, fsync: bool) -> None:
-    """Start a keeper and wait for its report: nothing when the server is ready, else the error it met."""
-    reading, writing = os.pipe()
+def _start_keeper(folder: Folder, programs: Path, lock: int, *, fsync: bool) -> None:
+    """Starts a keeper that holds ``lock`` and waits for its report: nothing when the server is ready, else its error."""
     command = [sys.executable, "-m", "replsite.postgres.keeper", "--folder", str(folder.path)]
-    command += ["--programs", str(programs), "--report", str(writing), *([] if fsync else ["--no-fsync"])]
+    command += ["--programs", str(programs), "--lock", str(lock), *([] if fsync else ["--no-fsync"])]
     path = os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))
-    try:
-        first_half = subprocess.run(
-            command, env={**os.environ, "PYTHONPATH": path}, cwd="/", pass_fds=[writing], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True, check=False, text=False,
-        )  # fmt: skip
-    finally:
-        os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        said = pipe.read()
-    if not said:
-        last_words = first_half.stderr.decode(errors="replace").strip()
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, cwd="/", pass_fds=[lock], stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, start_new_session=True, check=False,
+    )  # fmt: skip
+    if not done.stdout:
         raise StartFailed(
-            f"The keeper of {folder.path} ended before it reported: {last_words}\n"
+            f"The keeper of {folder.path} ended before it reported: {done.stderr.strip()}\n"
             f"Log: {folder.log}, its last lines:\n{folder.log_tail()}"
         )
-    report = json.loads(said)
-    if report:
-        raise error_from(report["error"], report["message"])
+    if report := json.loads(done.stdout):
+        raise getattr(errors, report["error"], EmbeddedPostgresError)(report["message"])
 
 
 def _after_fork() -> None:
-    """The guard may have been held by a thread that the child does not have; the server's lock is shared."""
+    """Frees the child of what a thread of its parent held: the guard, and a lock that goes to a keeper."""
     global _guard  # noqa: PLW0603 - one guard for the process
     _guard = threading.Lock()
+    while _handed:
+        os.close(_handed.pop())
 
 
 os.register_at_fork(after_in_child=_after_fork)

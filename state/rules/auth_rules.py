@@ -14,7 +14,7 @@ from typing import Any
 from state.rules.auth_selection import CREATE, POWER_LEVELS, AuthEvent, State, auth_keys
 from state.rules.membership import MemberChange, SignedBy, membership_refusal
 from state.rules.power_level_changes import level_change_refusal
-from state.rules.power_levels import PowerLevels, creators_of
+from state.rules.power_levels import PowerLevels, creators_of, too_low
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion
 
 __all__ = ["AuthRules"]
@@ -158,10 +158,10 @@ class AuthRules:
         has = levels.of_user(event.sender)
         if event.type == "m.room.third_party_invite":
             takes = levels.to("invite")
-            return f"the level of {event.sender} is {has:g}; to invite takes {takes}" if has < takes else None
+            return too_low(event.sender, has, "invite", takes) if has < takes else None
         takes = levels.to_send(event.type, is_state=event.state_key is not None)
         if has < takes:
-            return f"the level of {event.sender} is {has:g}; to send {event.type} takes {takes}"
+            return too_low(event.sender, has, f"send {event.type}", takes)
         if event.state_key is not None and event.state_key.startswith("@") and event.state_key != event.sender:
             return "the state key is another user"
         if event.type == "m.room.power_levels":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from state.rules.auth_selection import JOIN_RULES, AuthEvent, State
-from state.rules.power_levels import PowerLevels
+from state.rules.power_levels import PowerLevels, shown_level, too_low
 
 __all__ = ["MemberChange", "SignedBy", "membership_refusal"]
 
@@ -176,9 +176,11 @@ def _knock(change: MemberChange) -> str | None:
 
 def _lacks(change: MemberChange, act: str) -> str | None:
     has, takes = change.levels.of_user(change.sender), change.levels.to(act)
-    return f"the level of {change.sender} is {has:g}; to {act} takes {takes}" if has < takes else None
+    return too_low(change.sender, has, act, takes) if has < takes else None
 
 
 def _does_not_outrank(change: MemberChange) -> str | None:
     has, other = change.levels.of_user(change.sender), change.levels.of_user(change.target)
-    return f"the level of {change.sender}, {has:g}, is not above that of {change.target}" if has <= other else None
+    if has > other:
+        return None
+    return f"the level of {change.sender}, {shown_level(has)}, is not above that of {change.target}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from state.rules.power_levels import PowerLevels, level_of
+from state.rules.power_levels import PowerLevels, level_of, shown_level
 from state.rules.room_versions import RoomVersion
 
 __all__ = ["level_change_refusal"]
@@ -30,9 +30,10 @@ def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevel
             continue
         shown = f"{place} {key}".strip()
         if place == "users" and key != sender and old_level is not None and old_level >= own:
-            return f"the level of {key} is {old_level}, and only who has more than that may change it"
+            return f"the level of {key} is {shown_level(old_level)}, and only who has more than that may change it"
         if any(level is not None and level > own for level in (old_level, new_level)):
-            return f"{shown}: changing {old_level} to {new_level} takes more than the sender's level {own:g}"
+            change = f"changing {shown_level(old_level)} to {shown_level(new_level)}"
+            return f"{shown}: {change} takes more than the sender's level {shown_level(own)}"
     return None
 
 

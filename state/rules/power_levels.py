@@ -9,7 +9,7 @@ from typing import Any
 
 from state.rules.room_versions import RoomVersion
 
-__all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of"]
+__all__ = ["DEFAULT_LEVELS", "PowerLevels", "creators_of", "level_of", "shown_level", "too_low"]
 
 _CREATOR_LEVEL = 100
 _LONGEST_TEXT = 100
@@ -35,6 +35,16 @@ def level_of(value: Any, version: RoomVersion) -> int | None:
         except ValueError:
             return None
     return None
+
+
+def shown_level(level: float | None) -> str:
+    """A level for a message; a very long one by its size, since before room version 6 it may have thousands of digits."""
+    return f"of {level.bit_length()} bits" if isinstance(level, int) and level.bit_length() > 200 else str(level)
+
+
+def too_low(user_id: str, level: float, act: str, takes: int) -> str:
+    """The reason of a refusal."""
+    return f"the level of {user_id} is {shown_level(level)}; to {act} takes {shown_level(takes)}"
 
 
 def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -> frozenset[str]:

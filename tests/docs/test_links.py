@@ -47,6 +47,15 @@ def test_lines_and_cells_are_short(page: Path) -> None:
     assert [cell for cell in cells if len(cell.strip()) > 200] == []
 
 
+@pytest.mark.parametrize("page", sorted((PROJECT / "docs" / "decisions").glob("*.md")), ids=lambda page: page.stem)
+def test_a_decision_has_its_number_a_context_and_a_price(page: Path) -> None:
+    text = page.read_text()
+    number = page.stem.partition("-")[0]
+    assert text.startswith(f"# {number}: ")
+    assert re.findall(r"^\*\*(Context|Decision|Price)\.\*\*", text, re.M) == ["Context", "Decision", "Price"]
+    assert f"](decisions/{page.name})" in (PROJECT / "docs" / "index.md").read_text()
+
+
 def test_the_glossary_has_each_word_once_with_a_page_that_explains_it() -> None:
     text = (PROJECT / "docs" / "reference" / "glossary.md").read_text()
     entries = re.findall(r"^\* \*\*(.+?)\*\*:(.+?)(?=^\* |^#|\Z)", text, re.M | re.S)

@@ -26,7 +26,7 @@ def section(title):
     "title, words",
     [
         ("What decides", list(Rule)),
-        ("How a user gets at an event", list(Reach)),
+        ("How a user can read an event", list(Reach)),
         ("Kinds of ranges", EventVisibility.Kind.values),
     ],
 )

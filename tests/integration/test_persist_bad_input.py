@@ -15,7 +15,7 @@ from events.persist import batch as storing
 from events.persist.batch import Incoming
 from events.persist.room_cache import forget_kept
 from events.sending.finish import finish_event
-from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
+from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
 
 pytestmark = pytest.mark.django_db
@@ -114,6 +114,25 @@ def test_each_bad_event_is_refused_by_name_and_the_rest_is_stored():
     assert len(outcome.stored) == len(made.events) and leaves(made.room_id) == [fine.event_id]
     for refused in outcome.refused:  # words for people, of bounded length
         assert 10 < len(str(refused.error)) < 400
+
+
+@pytest.mark.parametrize("number", [10**15, 10**400, 10**4000])
+@pytest.mark.parametrize("version", ["1", "5"])
+def test_levels_of_any_size_are_refused_alone(version, number):
+    """What refuses an event tells the levels; before room version 6 they have no bounds."""
+    made = public_room(version)
+    for user in (BOB, EVE):
+        made.member(user, "join")
+    users = {ALICE: 100, EVE: -number, BOB: -number}
+    made.state("m.room.power_levels", "", {"users": users, "events": {"m.x": -number}, "ban": -number, "kick": -number})
+    own = {"event_id": "$eve:e.test"} if version == "1" else {}
+    bad = [made.message(sender=EVE) if version != "1" else made.send({"type": "m.y", "sender": EVE, **own})]
+    bad.append(made.member(BOB, "ban", prev=bad[:1], sender=EVE))
+    bad.append(made.state("m.room.power_levels", "", {"users": {**users, ALICE: number}}, prev=bad[:1]))
+    made.message(prev=bad[:1])
+    (outcome,) = persist_all(made.events, 100)
+    refused = {stored.event_id for stored in outcome.stored if stored.rejected_reason is not None}
+    assert refused == {event.event_id for event in bad} and len(outcome.stored) == len(made.events)
 
 
 @pytest.mark.parametrize("version", ["1", "5"])

@@ -24,6 +24,7 @@ import psycopg2
 import pytest
 
 from replsite.postgres import cluster as cluster_module
+from replsite.postgres import launcher
 from replsite.postgres.errors import (
     BinariesMissing,
     EmbeddedPostgresError,
@@ -31,7 +32,7 @@ from replsite.postgres.errors import (
     OtherMajorVersion,
     StartFailed,
 )
-from replsite.postgres.folder import Folder, ServerRecord, is_postgres_of, try_lock
+from replsite.postgres.folder import Folder, is_postgres_of, try_lock
 from replsite.postgres.launcher import LaunchSettings, ensure_running, find_programs, release
 from tests.support.session import PROJECT
 from tests.support.waiting import wait_until
@@ -88,15 +89,17 @@ class Place:
         return self.users[-1]
 
     def query(self, sql: str) -> list[tuple]:
-        parameters = cluster_module.connection_parameters(self.folder, self.folder.read_record())
-        with closing(psycopg2.connect(**parameters, dbname="postgres")) as connection:
+        parameters = {"port": self.folder.server().port, "password": self.folder.password_file.read_text()}
+        with closing(
+            psycopg2.connect(host="127.0.0.1", user="postgres", dbname="postgres", **parameters)
+        ) as connection:
             connection.autocommit = True
             with connection.cursor() as cursor:
                 cursor.execute(sql)
                 return cursor.fetchall() if cursor.description else []
 
     def postgres_pid(self) -> int:
-        return self.folder.read_record().pid
+        return self.folder.server().pid
 
     def keeper_pid(self) -> int:
         """The keeper: the process that was started with this folder as its argument."""
@@ -113,8 +116,8 @@ class Place:
         return not any(str(self.folder.cluster) in (p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
 
     def serves(self, other_than: int = 0) -> bool:
-        record = self.folder.running_server()
-        return record is not None and record.pid != other_than
+        server = self.folder.running_server()
+        return server is not None and server.pid != other_than
 
 
 def kill(pid: int) -> None:
@@ -225,7 +228,7 @@ def test_port_in_use_is_replaced_by_a_free_one(ready, free_port):
     with socket.socket() as other:
         other.bind(("127.0.0.1", free_port))
         other.listen()
-        ready.folder.write_record(ServerRecord(free_port))
+        (ready.folder.cluster / "postmaster.opts").write_text(f'postgres "-c" "port={free_port}"\n')
         assert ready.user().port() != free_port
 
 
@@ -292,7 +295,7 @@ def test_killed_server_comes_back_on_its_port_with_its_data(ready):
     killed = ready.postgres_pid()
     kill(killed)
     wait_until(lambda: ready.serves(other_than=killed), 30)
-    assert ready.folder.read_record().port == port
+    assert ready.folder.server().port == port
     assert ready.query("SELECT n FROM kept") == [(7,)]
 
 
@@ -389,6 +392,33 @@ def test_keeper_killed_while_it_makes_the_cluster_leaves_nothing_in_the_way(plac
     assert place.query("SELECT 1") == [(1,)]
 
 
+def test_a_user_killed_while_it_starts_the_server_leaves_nothing_in_the_way(place):
+    first = place.user()
+    wait_until(lambda: list(place.folder.path.glob("data.new*")) if place.folder.path.exists() else [], 15)
+    first.kill()
+    assert place.user().port()
+    assert place.query("SELECT 1") == [(1,)]
+
+
+def test_a_child_forked_while_a_keeper_starts_does_not_hold_its_lock(place, monkeypatch):
+    children: list[int] = []
+
+    def fork_and_fail(*_: object, **__: object) -> None:
+        if (child := os.fork()) == 0:
+            signal.pause()
+        children.append(child)
+        raise StartFailed("no keeper")
+
+    monkeypatch.setattr(launcher, "_start_keeper", fork_and_fail)
+    with pytest.raises(StartFailed, match="no keeper"):
+        ensure_running(place.settings())
+    try:
+        wait_until(lambda: not place.folder.has_keeper(), 15)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+
+
 # --- what it refuses ----------------------------------------------------------------------------------------------
 
 
@@ -439,10 +469,12 @@ def test_manage_says_one_line_when_the_server_cannot_start(ready):
 def test_log_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_module, "LOG_BYTES", 10)
     log = tmp_path / "postgres.log"
-    log.write_text("x" * 11)
+    log.write_text("x" * 10)
     cluster_module.trim_log(log)
-    assert log.stat().st_size == 0
-    assert (tmp_path / "postgres.log.1").stat().st_size == 11
+    assert log.stat().st_size == 10
+    log.write_text("x" * 6 + "12345")
+    cluster_module.trim_log(log)
+    assert log.read_text() == "The beginning of this log was cut.\n12345"
 
 
 def test_every_file_of_the_server_is_closed_to_other_accounts(place):
@@ -451,27 +483,27 @@ def test_every_file_of_the_server_is_closed_to_other_accounts(place):
     place.user().port()
     with place.folder.log.open("ab") as log:
         log.truncate(cluster_module.LOG_BYTES + 1)
-    wait_until(lambda: place.folder.log.stat().st_size == 0)
+    wait_until(lambda: place.folder.log.stat().st_size < cluster_module.LOG_BYTES)
+    assert not place.folder.log.with_suffix(".log.1").exists()
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in place.folder.path.iterdir() if path.is_file()}
-    assert modes.pop("postgres.log.1") == modes.pop("server.json") == 0o600
     assert set(modes.values()) == {0o600}
 
 
-def test_a_log_that_cannot_be_copied_is_cut_in_its_place(tmp_path, monkeypatch):
-    """No file may grow beyond some bytes, which is what a full disk is like: a copy ends early, and what is cut makes room."""
+def test_a_log_is_cut_where_there_is_no_room_for_another_file(tmp_path, monkeypatch):
+    """No file may grow beyond some bytes, which is what a full disk is like: only what is cut makes room."""
     monkeypatch.setattr(cluster_module, "LOG_BYTES", 4_000)
-    log, before = tmp_path / "postgres.log", tmp_path / "postgres.log.1"
+    log = tmp_path / "postgres.log"
     log.write_bytes(b"".join(b"line %04d\n" % number for number in range(500)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_100, hard))
     try:
         cluster_module.trim_log(log)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     text = log.read_text()
-    assert text.startswith(f"The beginning of this log is gone: {before} cannot be written: File too large.\n")
-    assert text.endswith("line 0498\nline 0499\n") and 1_000 < len(text) <= 2_000
-    assert not before.exists()
+    assert text.startswith("The beginning of this log was cut.\n")
+    assert text.endswith("line 0498\nline 0499\n") and 1_000 < len(text) <= 2_100
+    assert list(tmp_path.iterdir()) == [log]
 
 
 def test_a_log_that_cannot_be_cut_either_is_left_alone(tmp_path, monkeypatch):
@@ -534,8 +566,8 @@ def test_a_full_disk_does_not_stop_the_server_when_its_log_is_long(small_disk):
     server = place.postgres_pid()
     with suspended(place.keeper_pid()):
         fill_with_log(place)
-    wait_until(lambda: 0 < place.folder.log.stat().st_size < cluster_module.LOG_BYTES)
-    assert place.folder.log.read_bytes().endswith(LAST_WORDS)
+    wait_until(lambda: place.folder.log.stat().st_size < cluster_module.LOG_BYTES)
+    wait_until(lambda: place.folder.log.read_bytes().endswith(LAST_WORDS))
     assert place.query("SELECT 1") == [(1,)]
     assert (place.postgres_pid(), place.folder.has_keeper()) == (server, True)
 
@@ -558,7 +590,7 @@ def test_a_server_starts_where_there_is_no_room_for_a_copy_of_its_log(small_disk
     wait_until(place.is_stopped, 30)
     fill_with_log(place)
     with (place.data_dir / "filler").open("ab") as file:
-        file.truncate(file.tell() - cluster_module.LOG_BYTES // 4)
+        file.truncate(file.tell() - cluster_module.LOG_BYTES // 8)
     place.user().port()
     assert place.query("SELECT 1") == [(1,)]
     assert place.folder.log.stat().st_size < cluster_module.LOG_BYTES

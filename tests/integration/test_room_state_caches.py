@@ -11,8 +11,9 @@ import pytest
 from django.db import transaction
 
 from events.format.parsing import ParsedEvent
-from events.models import Event, Room
-from events.persist.batch import Persisted
+from events.integrity.repair import resync_room
+from events.models import Event, EventJson, Room
+from events.persist.batch import Persisted, with_state
 from streams import registry
 from streams.core import invalidation
 from streams.core.invalidation import any_depends_on_room_state
@@ -21,6 +22,7 @@ from streams.reading import cache_feed
 from streams.writing.process import current_writer
 from tests.integration.cached_topics import membership_of, reason_of, topic_of
 from tests.integration.test_given_states import told
+from tests.integration.test_misfits import tampered
 from tests.integration.test_purging import purge
 from tests.support import session as test_session
 from tests.support.made_rooms import ALICE, BOB, MadeRoom, public_room
@@ -131,6 +133,42 @@ def test_backfilled_redaction_of_an_entry_drops_it(made):
     put(redaction, backfilled=True)
     assert Event.objects.get(event_id=topic.event_id).redacted_by == redaction.event_id
     assert topic_of(made.room_id) is None
+
+
+def test_an_entry_that_comes_whole_drops_what_was_left_of_it():
+    """In a told state it came with content that does not fit its hash, and it comes again with its place."""
+    room = public_room()
+    topic = room.topic("real")
+    above = room.message(prev=[room.message()])
+    texts = [tampered(event) if event is topic else event.json for event in room.events if event.is_state]
+    persist(with_state(incoming(above), texts))
+    assert topic_of(room.room_id) is None
+    put(topic, backfilled=True)
+    assert topic_of(room.room_id) == "real"
+
+
+@pytest.mark.parametrize("wrong", ["text", "redaction"])
+def test_repair_of_what_an_entry_says_drops_it(made, wrong):
+    topic = made.events[-1]
+    content = {"membership": "join", "reason": "x"}
+    joined = made.send({"type": "m.room.member", "state_key": BOB, "sender": BOB, "content": content})
+    put(joined)
+    if wrong == "redaction":
+        for event in (topic, joined):
+            put(made.redaction(event))
+        Event.objects.writable().filter(event_id__in=[topic.event_id, joined.event_id]).update(redacted_by=None)
+    else:
+        for event in (topic, joined):
+            EventJson.objects.filter(pk=event.event_id).update(json=tampered(event))
+    drop_all()
+    assert (topic_of(made.room_id), reason_of(made.room_id, BOB)) == ("first", "x")
+    assert resync_room(made.room_id, "rooms").after.clean
+    assert (topic_of(made.room_id), reason_of(made.room_id, BOB)) == (None, None)
+
+
+def drop_all() -> None:
+    for function in (topic_of, reason_of):
+        function.store.drop_all()
 
 
 def test_state_that_becomes_known_drops_that_it_was_unknown():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from replsite.postgres.account import Account, choose_account
-from replsite.postgres.errors import FolderClosed, error_from
 from replsite.postgres.folder import Folder
 
 
@@ -31,8 +30,3 @@ def test_a_capability_is_given_alone_and_seen_by_access():
     words = Account(101, 104, "dac_read_search").command("initdb")
     assert "--ambient-caps=+dac_read_search" in words
     assert "--securebits=+no_setuid_fixup" in words
-
-
-def test_errors_come_back_by_their_class_name():
-    assert isinstance(error_from("FolderClosed", "why"), FolderClosed)
-    assert str(error_from("NeverHeardOf", "why")) == "why"

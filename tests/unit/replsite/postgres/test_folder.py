@@ -1,13 +1,17 @@
-"""The folder's record and locks."""
+"""The folder's server and locks."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import pytest
 
-from replsite.postgres.folder import Folder, ServerRecord, is_same_file, open_lock, try_lock
+from replsite.postgres.folder import Folder, Server, is_postgres_of, is_same_file, open_lock, try_lock
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -15,25 +19,56 @@ def folder(tmp_path) -> Folder:
     return Folder(tmp_path)
 
 
-def test_record_comes_back_as_written(folder):
-    folder.write_record(ServerRecord(5432, 17, ready=True))
-    assert folder.read_record() == ServerRecord(5432, 17, ready=True)
+def describe(folder: Folder, pid: int, status: str) -> None:
+    """Write what PostgreSQL writes of a server."""
+    lines = [str(pid), str(folder.cluster), "1700000000", "5432", "", "127.0.0.1", "  1 2", status]
+    folder.cluster.mkdir(exist_ok=True)
+    (folder.cluster / "postmaster.pid").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}', "7"])
-def test_record_that_cannot_be_read_is_none(folder, text):
-    (folder.path / "server.json").write_text(text)
-    assert folder.read_record() is None
+@pytest.fixture
+def process(folder) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that looks like the folder's server."""
+    command = ["postgres", "-c", "import time; time.sleep(60)", "-D", str(folder.cluster)]
+    with subprocess.Popen(command, executable=sys.executable) as process:
+        wait_until(lambda: is_postgres_of(process.pid, folder.cluster))
+        yield process
+        process.kill()
 
 
-def test_no_record_is_none(folder):
-    assert folder.read_record() is None
+@pytest.mark.parametrize("text", ["", "{", "7", "7\n/x\n1\nport\n", "7\n/x\n1\n5432\n"])
+def test_a_description_that_cannot_be_read_is_none(folder, text):
+    folder.cluster.mkdir()
+    (folder.cluster / "postmaster.pid").write_text(text)
+    assert folder.server() is None
+
+
+def test_no_description_is_none(folder):
+    assert folder.server() is None
     assert folder.running_server() is None
 
 
-def test_record_of_a_process_that_is_no_server_does_not_run(folder):
-    folder.write_record(ServerRecord(5432, os.getpid(), ready=True))
+def test_a_description_of_a_process_that_is_no_server_does_not_run(folder):
+    describe(folder, os.getpid(), "ready   ")
+    assert folder.server() is None
+
+
+def test_a_server_runs_when_it_takes_connections_and_has_a_keeper(folder, process):
+    keeper = try_lock(folder.keeper_lock, fcntl.LOCK_EX)
+    for status in ("starting", "stopping", "ready   "):
+        describe(folder, process.pid, status)
+        assert folder.server() == Server(process.pid, 5432, status.strip() == "ready")
+        assert (folder.running_server() is not None) == (status.strip() == "ready")
+    os.close(keeper)
     assert folder.running_server() is None
+
+
+def test_a_copy_of_the_folder_has_no_server(folder, process, tmp_path_factory):
+    copy = Folder(tmp_path_factory.mktemp("copy"))
+    copy.cluster.mkdir()
+    describe(folder, process.pid, "ready   ")
+    (copy.cluster / "postmaster.pid").write_bytes((folder.cluster / "postmaster.pid").read_bytes())
+    assert copy.server() is None
 
 
 def test_second_holder_of_an_exclusive_lock_is_refused(folder):
