@@ -268,9 +268,9 @@ class RoomBatch:
         kept = []
         for number in (*order, *left):
             event = self._batch[number]
-            placed = event.outlier or event.event_id in given or number in left
+            placed = event.outlier or event.backfilled or event.event_id in given or number in left
             reason = None if placed else self._no_place(event, inside)
-            if reason is not None and not event.backfilled:
+            if reason is not None:
                 self.changes.refused.append((event, reason))
                 continue
             kept.append(event)

@@ -127,14 +127,18 @@ class StoredEvents(dict[str, ParsedEvent]):
     def load(self, event_ids: Iterable[str]) -> None:
         """Read these at once."""
         asked, facts = self._reading.asked, self._reading.events
-        missing = []
+        wanted, missing = [], []
         for event_id in event_ids:
             if dict.__contains__(self, event_id) or event_id in self._absent:
                 continue
             if event_id in asked and event_id not in facts:
                 self._absent.add(event_id)
                 continue
-            kept = _events.get((self.kept_under, event_id))
+            wanted.append(event_id)
+        if not wanted:
+            return
+        found = _events.get_all([(self.kept_under, event_id) for event_id in wanted])
+        for event_id, kept in zip(wanted, found, strict=True):
             if kept is None:
                 missing.append(event_id)
             else:

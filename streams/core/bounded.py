@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Generic, TypeVar
 
 __all__ = ["BoundedDict", "SharedCache"]
@@ -65,6 +65,16 @@ class SharedCache(Generic[K, V]):
             if found is not None:
                 self._values.move_to_end(key)
             return found
+
+    def get_all(self, keys: Iterable[K]) -> list[V | None]:
+        """Returns the value of each key, if it is kept."""
+        with self._lock:
+            values = self._values
+            found = [(key, values.get(key)) for key in keys]
+            for key, value in found:
+                if value is not None:
+                    values.move_to_end(key)
+            return [value for _, value in found]
 
     def put(self, key: K, value: V) -> None:
         """Keep the value."""

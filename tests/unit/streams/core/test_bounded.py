@@ -66,3 +66,12 @@ def test_many_threads_may_use_it():
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(work, range(4)))
     assert cache._values.weight == len(cache._values) <= 50
+
+
+def test_several_values_are_asked_for_at_once_and_count_as_used():
+    cache = SharedCache[str, int](3)
+    for number, key in enumerate("abc"):
+        cache.put(key, number)
+    assert cache.get_all(["a", "x", "b", "a"]) == [0, None, 1, 0]
+    cache.put("d", 3)
+    assert cache.get_all("abcd") == [0, 1, None, 3]
