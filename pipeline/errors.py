@@ -4,7 +4,6 @@ PipelineError
     JavaMissing            no Java for Spark
     UnusableArguments      a path or option that cannot be used (exit status 2)
         UnusableSource     what an import should read is of no form that it knows
-    JobRunning             another process works on the job
     JobCancelled           somebody asked for the end of the job
     JobInterrupted         the process that works on a queued job was told to end; the job is queued again
     JobLost                the process that works on a job has lost the job's lock

@@ -12,15 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from events.notifier.room_cache import RoomsOfUsers
 from events.notifier.routing import Concern, Kind, followed
 from events.notifier.stream_cache import At, HotStream, Lane
 from events.notifier.waiters import HotWaiter, HotWaiters
-from streams.core.cache_store import MISSING, Ticket
+from streams.core.cache_store import MISSING, CacheStore, Ticket
 from streams.core.tokens import VectorToken
 
-__all__ = ["HotFigures", "HotMemory", "Look", "Read"]
+__all__ = ["ROOMS_PER_USER", "HotFigures", "HotMemory", "Look", "Read", "rooms_of_users"]
 
+#: So many rooms per user that may be remembered are kept, of all users together.
+ROOMS_PER_USER = 100
 #: Streams whose rows about a user make the rooms that are remembered of that user old.
 _ABOUT_MEMBERSHIPS = ("events", "caches")
 #: What was read of a lane.
@@ -56,6 +57,11 @@ class Look:
         return not self.memberships_changed and self.changed is not None and not self.changed
 
 
+def rooms_of_users(most_users: int) -> CacheStore:
+    """Returns a store of sets of rooms by user; bounded by users, and by rooms of all together."""
+    return CacheStore(most_users * ROOMS_PER_USER, lambda rooms: max(ROOMS_PER_USER, len(rooms)))
+
+
 class HotMemory:
     """The memory; every method takes the lock for itself."""
 
@@ -63,7 +69,7 @@ class HotMemory:
         self.is_kept = False
         self.streams: Mapping[str, HotStream] = {}
         self._lock = threading.Lock()
-        self._rooms = RoomsOfUsers(limit)
+        self._rooms = rooms_of_users(limit)
         self._waiters = HotWaiters(waiter_limit)
         self._counts: Counter[str] = Counter()
 
@@ -149,10 +155,10 @@ class HotMemory:
             self._counts["refused"] += 1
             return None
 
-    def leave(self, waiter: HotWaiter) -> None:
-        """It waits no more."""
+    def leave(self, waiter: HotWaiter) -> bool:
+        """It waits no more; False when it was woken before."""
         with self._lock:
-            self._waiters.leave(waiter)
+            return self._waiters.leave(waiter)
 
     def everybody(self) -> list[HotWaiter]:
         """Those who wait, all of them; they wait no more."""
@@ -246,6 +252,8 @@ class HotMemory:
         users = {entity for kind, entity in concerns if kind is not Kind.ROOM}
         rooms = {entity for kind, entity in concerns if kind is Kind.ROOM}
         # None: somebody began to wait just now.
-        taken = self._waiters.take_all() if met is None else self._waiters.take(users, rooms.union(*met.values()))
+        taken = (
+            self._waiters.take_all() if met is None else self._waiters.take_concerned(users, rooms.union(*met.values()))
+        )
         self._counts["woken"] += len(taken)
         return taken

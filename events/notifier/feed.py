@@ -26,7 +26,6 @@ from events.notifier.routing import Kind, concerns_of, followed, rule_of
 from events.notifier.rows import TooFarBehind, lane_rows, lanes_of, newest_rows
 from events.notifier.stream_cache import At, HotStream
 from events.notifier.waiters import HotWaiter
-from events.notifier.waking import wake
 from streams import registry
 from streams.conf import stream_settings
 from streams.core.positions import RETIRED, linear_position
@@ -39,6 +38,7 @@ from streams.reading.pokes import Poke, PokeListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
+from streams.waiting.waking import wake_all
 from streams.writing.process import current_writer
 
 __all__ = ["HotFeed"]
@@ -105,7 +105,7 @@ class HotFeed:
         """End the thread; those who wait are woken."""
         self.memory.forget()
         self._listener.stop()
-        wake(self.memory.everybody())
+        wake_all(self.memory.everybody())
         with self._feeding:
             self._feeding_connection.close()
         with self._asking:
@@ -199,9 +199,9 @@ class HotFeed:
             )
         return waiter if waits else None
 
-    def leave(self, waiter: HotWaiter) -> None:
-        """It waits no more."""
-        self.memory.leave(waiter)
+    def leave(self, waiter: HotWaiter) -> bool:
+        """It waits no more; False when it was woken before."""
+        return self.memory.leave(waiter)
 
     def waiting(self) -> int:
         """How many wait."""
@@ -274,7 +274,7 @@ class HotFeed:
     def _begin(self, cursor: Any) -> None:
         names = [name for name in followed() if registry.find(name) is not None]
         found = self._stored(cursor, names)
-        wake(self.memory.begin({name: self._begun_stream(cursor, name, found.get(name, {})) for name in names}))
+        wake_all(self.memory.begin({name: self._begun_stream(cursor, name, found.get(name, {})) for name in names}))
 
     def _begun_stream(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> HotStream:
         declaration = registry.get(name).declaration
@@ -350,7 +350,7 @@ class HotFeed:
 
     def _replace(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> None:
         """Begin a stream's memory anew."""
-        wake(self.memory.replace(self._begun_stream(cursor, name, stored)))
+        wake_all(self.memory.replace(self._begun_stream(cursor, name, stored)))
 
     def _feed(self, cursor: Any, reaches: Reaches, *, announced: bool = False) -> None:
         """Read the rows up to these positions, remember them, show the positions, and wake whom they concern."""
@@ -367,7 +367,7 @@ class HotFeed:
                 log.warning("hot.began_anew", stream=name, writer=writer, reason=str(error) or "too far behind")
                 self._replace(cursor, name, self._stored(cursor, [name]).get(name, {}))
         met = self._rooms_of_contacts(cursor, read)
-        wake(self.memory.remember(read, reaches if announced else {}, met))
+        wake_all(self.memory.remember(read, reaches if announced else {}, met))
 
     def _rooms_of_contacts(self, cursor: Any, read: Sequence[Read]) -> Mapping[str, frozenset[str]] | None:
         """Where those are joined who are a matter of all that they share rooms with; None when nobody waits."""

@@ -141,7 +141,7 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
         async with asyncio.timeout(max(0.0, end - time.monotonic())):
             await future
     except TimeoutError:
-        return waiter.woken
+        return not feed.leave(waiter)  # woken at the last moment
     finally:
         feed.leave(waiter)
     return True

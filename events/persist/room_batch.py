@@ -30,7 +30,7 @@ from events.visibility.rule import known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
-from state.rules.room_versions import room_version
+from state.rules.room_versions import Resolution, room_version
 
 __all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
 
@@ -198,7 +198,20 @@ class RoomBatch:
         if given:
             groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
             states.bases = sorted(groups)[-_BASES:]
+        self._guard(states)
         return states
+
+    def _guard(self, states: RoomStates) -> None:
+        """Adds the current state to event auth in room version 1, where senders of given states could lie by depth.
+
+        State resolution prefers the entry of least depth there, and senders choose depths. Without this, an entry of a given
+        state whose auth events are withheld would win over the stored one.
+        """
+        if states.version.resolution is not Resolution.V1 or not any(event.outlier for event in self._batch):
+            return
+        current = states.merged(self.stored.after.get(leaf) for leaf in self.stored.leaves)
+        if current is not None:
+            states.judge.known = states.state(current)
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
         """Find out what is redacted by now of the power levels and third party invites that the events are judged by."""

@@ -7,11 +7,9 @@ process did makes what is kept wrong. Assumes the caller's transaction with the 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from django.db import connections
 from msgspec.structs import replace
@@ -24,48 +22,17 @@ from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
 from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
 from state.store import full_state
+from streams.core.bounded import SharedCache
 
 __all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
 
 _EVENTS_KEPT = 20_000
 _ENTRIES_KEPT = 500_000
 _RESOLVED_KEPT = 20_000
-Value = TypeVar("Value")
 
-
-class _Kept(Generic[Value]):
-    """The values used last, up to a total weight; shared by the threads of a process."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._weight = 0
-        self._values: OrderedDict[object, tuple[Value, int]] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, key: object) -> Value | None:
-        with self._lock:
-            if key not in self._values:
-                return None
-            self._values.move_to_end(key)
-            return self._values[key][0]
-
-    def put(self, key: object, value: Value, weight: int = 1) -> None:
-        with self._lock:
-            self._weight += weight - self._values.pop(key, (value, 0))[1]
-            self._values[key] = value, weight
-            while self._weight > self._limit:
-                _, (_, dropped) = self._values.popitem(last=False)
-                self._weight -= dropped
-
-    def clear(self) -> None:
-        with self._lock:
-            self._values.clear()
-            self._weight = 0
-
-
-_events: _Kept[ParsedEvent] = _Kept(_EVENTS_KEPT)
-_states: _Kept[dict[StateKey, str]] = _Kept(_ENTRIES_KEPT)
-_resolved: _Kept[int] = _Kept(_RESOLVED_KEPT)
+_events: SharedCache[object, ParsedEvent] = SharedCache(_EVENTS_KEPT)
+_states: SharedCache[object, Mapping[StateKey, str]] = SharedCache(_ENTRIES_KEPT, len)
+_resolved: SharedCache[object, int] = SharedCache(_RESOLVED_KEPT)
 
 
 def forget_kept() -> None:
@@ -252,7 +219,8 @@ class StoredRoom:
         own = {event.event_id for event in batch}
         prevs = {prev for event in batch for prev in event.prev_event_ids} - own
         self.adopt_after({*prevs, *self.leaves})
-        self.events.load([*prevs, *(other for event in batch for other in event.auth_event_ids if other not in own)])
+        auths = [other for event in batch for other in event.auth_event_ids if other not in own]
+        self.events.load([*prevs, *auths])
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
         """Learn the groups after these events; what is no event of this room is not here, whatever names it."""
@@ -299,13 +267,13 @@ class StoredRoom:
         kept = _states.get((self.using, group))
         if kept is None:
             kept = full_state(group, self.using)
-            _states.put((self.using, group), kept, len(kept))
+            _states.put((self.using, group), kept)
         return kept
 
     def keep_state(self, group: int, number: int) -> None:
         """The state of a new group is likely to be asked for next."""
         state = self.builder.expand(number)
-        _states.put((self.using, group), state, len(state))
+        _states.put((self.using, group), state)
 
     def in_graph(self, event_id: str) -> bool:
         """Whether this is an event of the room with a place in its graph."""

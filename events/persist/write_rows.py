@@ -275,7 +275,8 @@ class _Groups:
 
     def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
         """The rows of the new groups; of each, whether it is in full, and its hops. The state of the last is kept at hand."""
-        self._stored.keep_resolved(self._ids)
+        if self._stored.resolved:
+            self._stored.keep_resolved(self._ids)
         if not self._new:
             return []
         builder, ids = self._stored.builder, self._ids

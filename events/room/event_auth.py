@@ -81,6 +81,8 @@ class Judge:
         self._trusting = trusting
         self.redacted: set[str] = set()
         """Events of ``PRUNED_TYPES`` that are redacted by now."""
+        self.known: State | None = None
+        """The room's current state, where outliers are judged by it of which not all auth events are here."""
         self._asked: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
@@ -145,6 +147,11 @@ class Judge:
             event
         ):  # nobody but they can tell, and its sender need not have signed it
             return "not all of them are here, and the event is a third party's invite"
+        if (
+            event.outlier and self.known is not None and event.membership != "invite"
+        ):  # those come from rooms left long ago
+            reason = self._rules.refusal(event, self._as_it_is(self.known))
+            return f"not all of them are here, and by the current state {reason}" if reason is not None else None
         return None
 
 

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from events.errors import EventsError
-from pipeline.errors import PipelineError, UnusableArguments
+from pipeline.errors import PipelineError, UnknownKind, UnusableArguments
 from pipeline.jobs.arguments import ALL_ROOMS, DRY_RUN, YES, Argument, add_options
 from pipeline.jobs.folders import any_folder
 from pipeline.jobs.run import JobKind, run_job
@@ -22,21 +22,33 @@ from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import printable
 
-__all__ = ["JobCommand", "JobSubject", "as_command"]
+__all__ = ["JobCommand", "JobSubject", "as_command", "told_errors"]
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Raises ``CommandError`` for what goes wrong in the block: 2 for unusable arguments, 1 for all else.
+
+    Output that cannot be written is no such thing: a reader of it that is content ends the command quietly.
+    """
+    try:
+        yield
+    except (UnusableArguments, UnknownKind) as error:
+        raise CommandError(str(error), returncode=2) from error
+    except (EventsError, PipelineError, StreamError) as error:
+        raise CommandError(str(error), returncode=1) from error
+    except (DatabaseError, driver.DatabaseError) as error:
+        raise CommandError(driver.explain(error), returncode=1) from error
 
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """A job of the block may name any folder. Raises ``CommandError``: 2 for unusable arguments, 1 for all that went wrong."""
-    try:
-        with any_folder():
+    """The same for a job that runs as the command's user: it may name any folder, and a file may be what goes wrong."""
+    with told_errors(), any_folder():
+        try:
             yield
-    except UnusableArguments as error:
-        raise CommandError(str(error), returncode=2) from error
-    except (EventsError, PipelineError, StreamError, OSError) as error:
-        raise CommandError(str(error), returncode=1) from error
-    except (DatabaseError, driver.DatabaseError) as error:
-        raise CommandError(driver.explain(error), returncode=1) from error
+        except OSError as error:
+            raise CommandError(str(error), returncode=1) from error
 
 
 class JobSubject:

@@ -27,6 +27,7 @@ __all__ = [
     "CancelOutcome",
     "JobLock",
     "abandoned_jobs",
+    "at_work_here",
     "begin_job",
     "cancel_job",
     "close_killed",
@@ -98,23 +99,21 @@ def storable_arguments() -> Iterator[None]:
         ) from error
 
 
+def at_work_here() -> dict[str, Any]:
+    """What the row of a job says of this process, once that works on it."""
+    return {"state": JobState.RUNNING, "host": socket.gethostname(), "process_id": os.getpid(), "updated_at": Now()}
+
+
 def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job:
     """A new job of this process. Nobody sees its row before its lock is held: it would pass for a killed one.
 
     Raises ``UnusableArguments``.
     """
+    row = Job(kind=kind, arguments=dict(arguments), asked_by=asked_by(), started_at=Now(), **at_work_here())
     with storable_arguments(), transaction.atomic(using=using):
-        job = Job.objects.using(using).create(
-            kind=kind,
-            arguments=dict(arguments),
-            asked_by=asked_by(),
-            state=JobState.RUNNING,
-            host=socket.gethostname(),
-            process_id=os.getpid(),
-            started_at=Now(),
-        )
-        lock.take(job.pk)
-    return job
+        row.save(using=using, force_insert=True)
+        lock.take(row.pk)
+    return row
 
 
 def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job | None:
@@ -122,18 +121,7 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
     for job in ended.filter(state__in=[JobState.RUNNING, JobState.FAILED]).order_by("-pk"):
         if lock.take(job.pk):
-            kept = (
-                Job.objects.using(using)
-                .filter(pk=job.pk)
-                .update(
-                    state=JobState.RUNNING,
-                    error="",
-                    host=socket.gethostname(),
-                    process_id=os.getpid(),
-                    updated_at=Now(),
-                    finished_at=None,
-                )
-            )
+            kept = Job.objects.using(using).filter(pk=job.pk).update(error="", finished_at=None, **at_work_here())
             if kept:  # else its row was removed meanwhile, because it is old
                 job.refresh_from_db(using=using)  # it is this process's from now on
                 return job

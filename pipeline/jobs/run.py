@@ -8,8 +8,6 @@ each, outside of it: a count is where a job ends when somebody cancels it. Work 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,6 +25,7 @@ from pipeline.jobs.counts import count_rows
 from pipeline.jobs.progress import Progress
 from pipeline.jobs.rows import (
     JobLock,
+    at_work_here,
     begin_job,
     close_killed,
     end_cancelled_job,
@@ -372,9 +371,8 @@ def take_over(lock: JobLock, job: int, using: str) -> Job | None:
     """Make a queued job this process's own and running; null when another has it."""
     if not lock.take(job):
         return None
-    values = {"host": socket.gethostname(), "process_id": os.getpid(), "attempts": F("attempts") + 1}
     queued = Job.objects.using(using).filter(pk=job, state=JobState.QUEUED)
-    if not queued.update(state=JobState.RUNNING, started_at=Now(), updated_at=Now(), **values):
+    if not queued.update(started_at=Now(), attempts=F("attempts") + 1, **at_work_here()):
         lock.give_back(job)
         return None
     return Job.objects.using(using).get(pk=job)

@@ -25,31 +25,29 @@ _LONGEST_FIGURE = 200
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job; ``word`` is its state, but for a running one that no process works on: ``killed``."""
+    """One job at ``as_of``, which is the database's time."""
 
-    id: int
-    kind: str
-    word: str
-    arguments: dict[str, Any]
-    asked_by: str
-    progress: str
-    seconds_left: float | None
-    error: str
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-    summary: dict[str, Any] | None
-    queued_at: datetime | None
-    began_at: datetime | None
-    ended_at: datetime | None
+    job: Job
     as_of: datetime
-    """By the database's clock, as the other times."""
+    is_killed: bool = False
+    """Whether its row calls it running, and no process works on it."""
+
+    @property
+    def word(self) -> str:
+        """Its state; ``killed`` for one that was."""
+        return KILLED if self.is_killed else self.job.state
+
+    @property
+    def progress(self) -> str:
+        """Stage, rate and time left."""
+        return progress_text(self.job)
 
     @property
     def seconds(self) -> float | None:
         """How long it took, or has taken so far."""
-        if self.began_at is None:
+        if self.job.started_at is None:
             return None
-        return ((self.ended_at or self.as_of) - self.began_at).total_seconds()
+        return ((self.job.finished_at or self.as_of) - self.job.started_at).total_seconds()
 
     @property
     def took(self) -> str:
@@ -59,28 +57,23 @@ class JobView:
     @property
     def figures(self) -> list[Figure]:
         """Before and after, side by side."""
-        return figures_of(self.before, self.after)
+        return figures_of(self.job.before, self.job.after)
 
     def cells(self) -> list[str]:
         """Job, kind, state, progress, asked by, began, took: one line of a terminal."""
-        began = self.began_at.strftime("%Y-%m-%d %H:%M:%S") if self.began_at else ""
-        return [
-            str(self.id),
-            printable(self.kind),
-            self.word,
-            self.progress,
-            printable(self.asked_by),
-            began,
-            self.took,
-        ]
+        job = self.job
+        began = job.started_at.strftime("%Y-%m-%d %H:%M:%S") if job.started_at else ""
+        told = printable(job.kind), self.word, self.progress, printable(job.asked_by)
+        return [str(job.pk), *told, began, self.took]
 
     def as_json(self) -> dict[str, Any]:
         """For scripts: times in ISO form."""
-        times = {name: getattr(self, name) for name in ("queued_at", "began_at", "ended_at")}
+        job = self.job
+        times = {"queued_at": job.queued_at, "began_at": job.started_at, "ended_at": job.finished_at}
         return {
-            "job": self.id, "kind": self.kind, "state": self.word, "arguments": self.arguments, "asked_by": self.asked_by,
-            "progress": self.progress, "seconds_left": self.seconds_left, "error": self.error, "before": self.before,
-            "after": self.after, "summary": self.summary,
+            "job": job.pk, "kind": job.kind, "state": self.word, "arguments": job.arguments, "asked_by": job.asked_by,
+            "progress": self.progress, "seconds_left": None if self.is_killed else job.seconds_left, "error": job.error,
+            "before": job.before, "after": job.after, "summary": job.summary,
             **{name: at.isoformat() if at else None for name, at in times.items()},
         }  # fmt: skip
 
@@ -153,13 +146,7 @@ def job_views(limit: int, using: str) -> list[JobView]:
 
 def view_of(job: Job, as_of: datetime, killed: Collection[int] = ()) -> JobView:
     """A row as people see it at ``as_of``, which is the database's time."""
-    is_killed = job.pk in killed and job.state == JobState.RUNNING
-    return JobView(
-        id=job.pk, kind=job.kind, word=KILLED if is_killed else job.state, arguments=job.arguments, asked_by=job.asked_by,
-        progress=progress_text(job), seconds_left=None if is_killed else job.seconds_left, error=job.error,
-        before=job.before, after=job.after, summary=job.summary,
-        queued_at=job.queued_at, began_at=job.started_at, ended_at=job.finished_at, as_of=as_of,
-    )  # fmt: skip
+    return JobView(job, as_of, job.pk in killed and job.state == JobState.RUNNING)
 
 
 def progress_text(job: Job) -> str:

@@ -8,10 +8,11 @@ each key that is being computed, and costs nothing for the others. Called from m
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
+
+from streams.core.bounded import BoundedDict
 
 __all__ = ["MISSING", "CacheCounts", "CacheStore", "Key", "Ticket"]
 
@@ -43,12 +44,11 @@ class Ticket:
 
 
 class CacheStore:
-    """Values by key."""
+    """Values by key, up to a total weight; each weighs 1 unless ``weigh`` says otherwise."""
 
-    def __init__(self, max_entries: int) -> None:
-        self.max_entries = max_entries
+    def __init__(self, limit: int, weigh: Callable[[Any], int] | None = None) -> None:
         self.counts = CacheCounts()
-        self._values: OrderedDict[Key, Any] = OrderedDict()
+        self._values: BoundedDict[Key, Any] = BoundedDict(limit, weigh)
         self._tickets: dict[Key, list[Ticket]] = {}
         self._lock = threading.Lock()
 
@@ -80,11 +80,7 @@ class CacheStore:
             if ticket.is_spoiled:
                 self.counts.spoiled += 1
                 return False
-            self._values[ticket.key] = value
-            self._values.move_to_end(ticket.key)
-            while len(self._values) > self.max_entries:
-                self._values.popitem(last=False)
-                self.counts.evictions += 1
+            self.counts.evictions += self._values.put(ticket.key, value)
             return True
 
     def abandon(self, ticket: Ticket) -> None:

@@ -31,7 +31,8 @@ from streams.reading import cache_feed
 from streams.reading.pokes import Poke, PokeListener
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, writer_names
-from streams.waiting.waiters import Waiter, WaitingRoom, has_reached
+from streams.waiting.waiters import TokenWaiter, Waiters, missing
+from streams.waiting.waking import wake_all
 from streams.writing import process
 from streams.writing import writer as writers
 
@@ -151,7 +152,7 @@ class _View:
 
     def __init__(self, using: str) -> None:
         self._using = using
-        self._room = WaitingRoom()
+        self._waiters: Waiters[TokenWaiter, tuple[str, str | None]] = Waiters(self._next_place)
         self._lock = threading.Lock()
         self._trackers: dict[str, PositionTracker] = {}
         self._generations: dict[str, int] = {}
@@ -170,35 +171,38 @@ class _View:
 
     # --- those who wait -------------------------------------------------------------------------------------------
 
-    def wait(self, stream: str, token: VectorToken, wake: Any) -> Waiter | None:
-        """Let somebody wait; None when it is there already."""
+    def wait(self, stream: str, token: VectorToken, wake: Any) -> TokenWaiter | None:
+        """Let a caller wait; None when it is there already."""
         with self._lock:
-            waiter = Waiter(stream, token, wake)
-            return waiter if self._room.add(waiter, self._seen(stream)) else None
+            waiter = TokenWaiter(stream, token, wake)
+            return waiter if self._waiters.add(waiter) else None
 
-    def is_there(self, waiter: Waiter) -> bool:
+    def _next_place(self, waiter: TokenWaiter) -> tuple[tuple[str, str | None], int] | None:
+        """Stream, and writer or None for the linear position, that the waiter waits for next; and the position."""
+        found = missing(self._seen(waiter.stream), waiter.token)
+        return None if found is None else ((waiter.stream, found[0]), found[1])
+
+    def is_there(self, waiter: TokenWaiter) -> bool:
         """At the end of its time: whether it was woken at the last moment. Gives its place up."""
         with self._lock:
-            woken, seen = waiter.gone, self._seen(waiter.stream)
-            self._room.leave(waiter)
-        return woken or has_reached(seen, waiter.token)
+            return not self._waiters.leave(waiter) or self._next_place(waiter) is None
 
-    def give_up(self, waiter: Waiter) -> None:
+    def give_up(self, waiter: TokenWaiter) -> None:
         """It was cancelled."""
         with self._lock:
-            self._room.leave(waiter)
+            self._waiters.leave(waiter)
 
     def waiting(self) -> int:
         """How many wait."""
         with self._lock:
-            return len(self._room)
+            return len(self._waiters)
 
     def seen(self, stream: str) -> _Seen:
         """The stream as it is seen now."""
         with self._lock:
             return self._seen(stream)
 
-    def too_late(self, waiter: Waiter, seconds: float) -> WaitTimedOut:
+    def too_late(self, waiter: TokenWaiter, seconds: float) -> WaitTimedOut:
         """The error that names stream, writer, wanted and seen position; counted."""
         timed_out[waiter.stream] += 1
         seen, token = self.seen(waiter.stream), waiter.token
@@ -272,22 +276,13 @@ class _View:
 
     def _wake(self) -> None:
         with self._lock:
-            reached = [waiter for name in self._room.streams for waiter in self._room.moved(name, self._seen(name))]
-        by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
-        for waiter in reached:
-            if isinstance(waiter.wake, threading.Event):
-                waiter.wake.set()
-            else:
-                by_loop.setdefault(waiter.wake.get_loop(), []).append(waiter.wake)
-        for loop, futures in by_loop.items():
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(_resolve, futures)
-
-
-def _resolve(futures: list[asyncio.Future[None]]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+            reached: list[TokenWaiter] = []
+            for stream, writer in self._waiters.keys:
+                seen = self._seen(stream)
+                at = seen.linear if writer is None else seen.position_of(writer)
+                came = self._waiters.take((stream, writer), at)
+                reached += [waiter for waiter in came if not self._waiters.add(waiter)]
+        wake_all(reached)
 
 
 _views: dict[str, _View] = {}

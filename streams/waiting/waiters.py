@@ -1,7 +1,7 @@
-"""Who waits for which position of a stream (pure): cheap for many, since a move looks only at those whose turn it is.
+"""Callers that wait for a position or for news (pure): cheap for many, since a move looks only at those whose turn it is.
 
-A waiter for a token waits for its base, the linear position, and then for each writer's entry in turn. Whoever waits stands
-in one heap at a time, by the number that it waits for; one that gave up is thrown out when such have become many.
+``Waiters`` is given an *index function*: from a waiter to what it waits for next, a key and the number that the key has to
+reach. A waiter for a token waits for its base, the linear position, and then for each writer's entry in turn.
 
 Assumes one thread at a time; the caller holds a lock.
 """
@@ -10,15 +10,86 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from streams.core.tokens import VectorToken
 
-__all__ = ["Seen", "Waiter", "WaitingRoom", "has_reached"]
+__all__ = ["Seen", "TokenWaiter", "Waiters", "missing"]
 
-_MANY_GONE = 64
+_MANY_LEFT = 64
+W = TypeVar("W", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
+
+
+class Waiters(Generic[W, Key]):
+    """Waiters by key and number; each stands in one heap at a time. What left is thrown out when it has become much."""
+
+    def __init__(self, index: Callable[[W], tuple[Key, int] | None]) -> None:
+        self._index = index
+        self._waiting: dict[W, None] = {}  # a dictionary keeps the order
+        self._heaps: dict[Key, list[tuple[int, int, W]]] = {}
+        self._order = itertools.count()
+        self._left = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[W]:
+        return iter(list(self._waiting))
+
+    @property
+    def keys(self) -> list[Key]:
+        """What is waited for."""
+        return list(self._heaps)
+
+    def add(self, waiter: W) -> bool:
+        """Let it wait for what it waits for next; False when there is nothing."""
+        place = self._index(waiter)
+        if place is None:
+            return False
+        key, number = place
+        heapq.heappush(self._heaps.setdefault(key, []), (number, next(self._order), waiter))
+        self._waiting[waiter] = None
+        return True
+
+    def leave(self, waiter: W) -> bool:
+        """It waits no more; False when it did not wait."""
+        if waiter not in self._waiting:
+            return False
+        del self._waiting[waiter]
+        self._left += 1
+        if self._left > max(_MANY_LEFT, len(self)):
+            self._throw_out()
+        return True
+
+    def take(self, key: Key, upto: int = 0) -> list[W]:
+        """The key has reached that number: those that wait for no more of it. They may be added again for what is next."""
+        heap, taken = self._heaps.get(key, []), []
+        while heap and heap[0][0] <= upto:
+            waiter = heapq.heappop(heap)[2]
+            if waiter in self._waiting:
+                del self._waiting[waiter]
+                taken.append(waiter)
+            else:
+                self._left -= 1
+        if not heap:
+            self._heaps.pop(key, None)
+        return taken
+
+    def take_all(self) -> list[W]:
+        """Everybody."""
+        taken, self._waiting, self._heaps, self._left = list(self._waiting), {}, {}, 0
+        return taken
+
+    def _throw_out(self) -> None:
+        for key, heap in list(self._heaps.items()):
+            heap[:] = [entry for entry in heap if entry[2] in self._waiting]
+            heapq.heapify(heap)
+            if not heap:
+                del self._heaps[key]
+        self._left = 0
 
 
 class Seen(Protocol):
@@ -29,117 +100,17 @@ class Seen(Protocol):
     def position_of(self, writer: str) -> int: ...
 
 
-def has_reached(seen: Seen, token: VectorToken) -> bool:
-    """Whether everything that the token covers is complete."""
-    return seen.linear >= token.base and _missing_entry(seen, token) is None
-
-
-def _missing_entry(seen: Seen, token: VectorToken) -> str | None:
-    """A writer that is not as far as its entry."""
-    return next((writer for writer, at in token.entries.items() if seen.position_of(writer) < at), None)
-
-
 @dataclass(slots=True, eq=False)
-class Waiter:
-    """Somebody who waits; ``wake`` is the caller's own."""
+class TokenWaiter:
+    """A caller that waits for a token of a stream; ``wake`` is the caller's own."""
 
     stream: str
     token: VectorToken
     wake: Any
-    gone: bool = False
 
 
-_Heap = list[tuple[int, int, Waiter]]
-
-
-@dataclass(slots=True)
-class _Queues:
-    """Of one stream: who waits for the linear position, and who for a writer's."""
-
-    base: _Heap = field(default_factory=list)
-    of_writer: dict[str, _Heap] = field(default_factory=dict)
-
-    def heaps(self) -> Iterator[_Heap]:
-        yield self.base
-        yield from self.of_writer.values()
-
-
-class WaitingRoom:
-    """All who wait in a process."""
-
-    def __init__(self) -> None:
-        self._streams: dict[str, _Queues] = {}
-        self._order = itertools.count()
-        self._gone = 0
-
-    def __len__(self) -> int:
-        return sum(len(heap) for queues in self._streams.values() for heap in queues.heaps()) - self._gone
-
-    @property
-    def streams(self) -> list[str]:
-        """Streams that somebody waits for."""
-        return list(self._streams)
-
-    def add(self, waiter: Waiter, seen: Seen) -> bool:
-        """Let it wait; False when its token is reached already."""
-        if has_reached(seen, waiter.token):
-            return False
-        self._place(self._streams.setdefault(waiter.stream, _Queues()), waiter, seen)
-        return True
-
-    def leave(self, waiter: Waiter) -> None:
-        """It gave up."""
-        if not waiter.gone:
-            waiter.gone = True
-            self._gone += 1
-            if self._gone > max(_MANY_GONE, len(self)):
-                self._throw_out()
-
-    def moved(self, stream: str, seen: Seen) -> list[Waiter]:
-        """The stream's positions rose: those who need not wait any more."""
-        queues = self._streams.get(stream)
-        if queues is None:
-            return []
-        reached: list[Waiter] = []
-        self._advance(queues, queues.base, seen.linear, seen, reached)
-        for writer in list(queues.of_writer):
-            self._advance(queues, queues.of_writer[writer], seen.position_of(writer), seen, reached)
-            if not queues.of_writer[writer]:
-                del queues.of_writer[writer]
-        if not any(queues.heaps()):
-            del self._streams[stream]
-        return reached
-
-    def everybody(self) -> list[Waiter]:
-        """Those who wait, all of them; nobody waits any more."""
-        heaps = [heap for queues in self._streams.values() for heap in queues.heaps()]
-        self._streams, self._gone = {}, 0
-        return [waiter for heap in heaps for _, _, waiter in heap if not waiter.gone]
-
-    def _advance(self, queues: _Queues, heap: _Heap, upto: int, seen: Seen, reached: list[Waiter]) -> None:
-        while heap and heap[0][0] <= upto:
-            waiter = heapq.heappop(heap)[2]
-            if waiter.gone:
-                self._gone -= 1
-            elif has_reached(seen, waiter.token):
-                waiter.gone = True
-                reached.append(waiter)
-            else:
-                self._place(queues, waiter, seen)
-
-    def _place(self, queues: _Queues, waiter: Waiter, seen: Seen) -> None:
-        """In the heap of the first thing that is missing; something is."""
-        writer = None if seen.linear < waiter.token.base else _missing_entry(seen, waiter.token)
-        heap = queues.base if writer is None else queues.of_writer.setdefault(writer, [])
-        number = waiter.token.base if writer is None else waiter.token.entries[writer]
-        heapq.heappush(heap, (number, next(self._order), waiter))
-
-    def _throw_out(self) -> None:
-        for stream, queues in list(self._streams.items()):
-            for heap in queues.heaps():
-                heap[:] = [entry for entry in heap if not entry[2].gone]
-                heapq.heapify(heap)
-            queues.of_writer = {writer: heap for writer, heap in queues.of_writer.items() if heap}
-            if not any(queues.heaps()):
-                del self._streams[stream]
-        self._gone = 0
+def missing(seen: Seen, token: VectorToken) -> tuple[str | None, int] | None:
+    """The first position that the token covers and that is not seen: of a writer, or the linear one; None: all are."""
+    if seen.linear < token.base:
+        return None, token.base
+    return next(((writer, at) for writer, at in token.entries.items() if seen.position_of(writer) < at), None)

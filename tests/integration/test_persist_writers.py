@@ -24,6 +24,7 @@ from events.models import (
 from events.persist import room_cache
 from events.reading.timeline import state_at
 from state.models import StateGroup
+from streams.core.bounded import SharedCache
 from streams.db.driver import Statement, send_together
 from tests.support.made_rooms import ALICE, BOB, public_room
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, ranges, replayed_state
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def elsewhere():
     """As another process: it keeps things of its own, and ours stay as they are."""
     ours = room_cache._events, room_cache._states
-    room_cache._events, room_cache._states = room_cache._Kept(1_000), room_cache._Kept(1_000)
+    room_cache._events, room_cache._states = SharedCache(1_000), SharedCache(1_000, len)
     try:
         yield
     finally:

@@ -79,6 +79,33 @@ def test_beside_a_leaf_that_it_names(room, lacking):
     room.assert_it_stays()
 
 
+@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("through", [True, False])
+def test_with_levels_of_her_own_whose_auth_events_she_keeps_back(room, beside, through):
+    """Deeper down than those that hold, which is what counts in room version 1."""
+    made = room.made
+    named = [] if made.version == "12" else [made.create.event_id]
+    named += [made.state_after(room.last.event_id)["m.room.member", EVE], "$kept_back:e.test"]
+    parts = {"type": LEVELS[0], "state_key": "", "depth": 1, "content": {"users": {EVE: 100}}}
+    own = room.by_eve([room.last], **parts, auth_events=auth(made, named))
+    chain = [own]
+    if through:
+        named[-1] = own.event_id
+        chain.append(room.by_eve([own], **parts, auth_events=auth(made, named)))
+    room.made._states["$unknown:e.test"] = {**made.state_after(room.last.event_id), LEVELS: chain[-1].event_id}
+    prevs = [room.last, "$unknown:e.test"] if beside else ["$unknown:e.test"]
+    evil = room.by_eve(
+        prevs, auth_events=auth(made, [e for e in named if e not in ("$kept_back:e.test", own.event_id)])
+    )
+    batch = room.told(evil, made.state_after(room.last.event_id) | {LEVELS: chain[-1].event_id})
+    assert persist([incoming(own, outlier=True), *batch]).refused == []
+    room.assert_it_stays()
+
+
+def auth(made, event_ids):
+    return [[event_id, {}] for event_id in event_ids] if made.version == "1" else event_ids
+
+
 @pytest.mark.parametrize("how", ["backfill", "backfill with it", "live", "with it again"])
 def test_above_an_event_that_comes_later_and_stands_on_a_leaf(room, how):
     under = room.by_eve([room.last])

@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.errors import QueueFull, UnknownJob, UnknownKind, UnusableArguments
+from pipeline.errors import UnusableArguments
+from pipeline.jobs.command import told_errors
 from pipeline.jobs.rows import CancelOutcome, cancel_job
 from pipeline.jobs.run import job_kinds, queue_job
 from pipeline.jobs.view import JobView, job_view, job_views
 from streams.conf import stream_settings
-from streams.db import driver
 from streams.maintenance.subjects import asked_by
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import printable
@@ -64,7 +63,7 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Do what the action says."""
         using = stream_settings().database
-        try:
+        with told_errors():
             match options["action"]:
                 case "show":
                     self._show(options["job"], options["show_json"], using)
@@ -78,23 +77,18 @@ class Command(SiteCommand):
                         self.stdout.write(f"{name}: {kind.help}")
                 case _:
                     self._list(options["limit"], options["json"], using)
-        except (UnusableArguments, UnknownKind) as error:
-            raise CommandError(str(error), returncode=2) from error
-        except (UnknownJob, QueueFull) as error:
-            raise CommandError(str(error), returncode=1) from error
-        except (DatabaseError, driver.DatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
 
     def _show(self, job: int, as_json: bool, using: str) -> None:
         view = job_view(job, using)
         if as_json:
             self.stdout.write(json.dumps(view.as_json(), ensure_ascii=False))
             return
-        began, ended = (at.isoformat(" ", "seconds") if at else "" for at in (view.began_at, view.ended_at))
+        row = view.job
+        began, ended = (at.isoformat(" ", "seconds") if at else "" for at in (row.started_at, row.finished_at))
         told = {
-            "kind": view.kind, "state": view.word, "arguments": json.dumps(view.arguments, ensure_ascii=False),
-            "asked by": view.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.took,
-            "error": view.error, "summary": json.dumps(view.summary, ensure_ascii=False) if view.summary is not None else "",
+            "kind": row.kind, "state": view.word, "arguments": json.dumps(row.arguments, ensure_ascii=False),
+            "asked by": row.asked_by, "progress": view.progress, "began": began, "ended": ended, "took": view.took,
+            "error": row.error, "summary": json.dumps(row.summary, ensure_ascii=False) if row.summary is not None else "",
         }  # fmt: skip
         for name, text in told.items():
             if text:
@@ -132,8 +126,8 @@ class Command(SiteCommand):
         for view in views:
             job, kind, word, *rest = view.cells()
             table.add_row(job, Text(kind), Text(word, _STYLES.get(word, "")), *map(Text, rest))
-            if view.error:
-                table.add_row("", "", "", Text(printable(view.error)[:_MOST_OF_ERROR]))
+            if view.job.error:
+                table.add_row("", "", "", Text(printable(view.job.error)[:_MOST_OF_ERROR]))
         Console().print(table)
 
 

@@ -12,13 +12,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError
+from django.core.management.base import CommandParser
 
+from pipeline.jobs.command import told_errors
 from pipeline.jobs.queue import JobServer
 from streams.conf import stream_settings
-from streams.db import driver
-from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
 from streams.writing import process
 
@@ -48,12 +46,8 @@ class Command(SiteCommand):
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
-        try:
+        with told_errors():
             server.run(once=options["once"])
             process.retire_all()
-        except (DatabaseError, driver.DatabaseError) as error:
-            raise CommandError(driver.explain(error), returncode=1) from error
-        except StreamError as error:
-            raise CommandError(str(error), returncode=1) from error
         if options["once"] and server.failed:
             sys.exit(1)

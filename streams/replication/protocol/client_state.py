@@ -8,9 +8,9 @@ at a time, on the follower's loop.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 
+from streams.core.bounded import BoundedDict
 from streams.replication.protocol.commands import (
     ClearUserSync,
     Command,
@@ -43,7 +43,7 @@ class Speaker:
         self._say: Callable[[Command], None] = _nobody
         self._syncs: dict[tuple[str, str | None], int] = {}
         self._acknowledged: int | None = None
-        self._seen: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        self._seen: BoundedDict[tuple[str, str, str], int] = BoundedDict(MOST_ADDRESSES)
         self._has_said_syncs = False
 
     # --- the connection -------------------------------------------------------------------------------------------
@@ -101,10 +101,7 @@ class Speaker:
         if now < self._seen.get(key, -SEEN_AGAIN_MS) + SEEN_AGAIN_MS:
             return
         command = _checked(UserIP(user_id, access_token, ip, user_agent, device_id, now))
-        self._seen[key] = now
-        self._seen.move_to_end(key)
-        if len(self._seen) > MOST_ADDRESSES:
-            self._seen.popitem(last=False)
+        self._seen.put(key, now)
         self._say(command)
 
     def remote_server_up(self, server_name: str) -> None:

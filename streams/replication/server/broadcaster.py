@@ -51,12 +51,33 @@ ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
 ANSWER_TAKEN_BYTES = 4 * 1024
 #: Clients that say a lot are worked for so long before the loop rests.
 REST_FROM_SECONDS = 0.002
+#: Clients that each say little have this share of the loop's time, and at most so much at once: eight hundred that say two
+#: kilobytes a second need all of it. Beyond that they take turns, too.
+FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
 #: So many clients that came and went within a second are told of in the table of readers; more are only counted.
 MOST_LOST = 100
 #: While every client has this much waiting, no more backlog is read.
 PACE_BYTES = 1024 * 1024
 #: Slow clients are looked for each second, and whenever so much was written.
 CHECK_EVERY_BYTES = 1024 * 1024
+
+
+class FreeTime:
+    """How long the loop may work for clients that say little, all of them together, before they take turns, too."""
+
+    def __init__(self) -> None:
+        self._seconds = FREE_MOST_SECONDS
+        self._at = -math.inf
+
+    def has_some(self, now: float) -> bool:
+        """Whether some is left."""
+        self._seconds = min(self._seconds + (now - self._at) * FREE_SHARE, FREE_MOST_SECONDS)
+        self._at = now
+        return self._seconds > 0
+
+    def spend(self, seconds: float) -> None:
+        """The loop has worked so long."""
+        self._seconds -= seconds
 
 
 class Broadcaster:
@@ -94,8 +115,9 @@ class Broadcaster:
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[Peer] = []
         self._unchecked_bytes = 0
-        #: Clients that say a lot take turns.
-        self.turn = asyncio.Lock()
+        #: Clients that say a lot take turns; who has said nothing yet stands behind others of that kind only.
+        self.turn, self.first_turn = asyncio.Lock(), asyncio.Lock()
+        self.free_time = FreeTime()
         self._without_rest = 0.0
         self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None

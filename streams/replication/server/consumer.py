@@ -31,7 +31,7 @@ Message = dict[str, Any]
 #: Input that is worked off at a time; then all other clients have their turn.
 SLICE_BYTES = 1024
 #: Who says more than this within a second waits for its turn: there is one for each turn of the loop, for all of them together.
-#: A worker that says PING and what it sends says less.
+#: A worker that says PING and what it sends says less. When all clients together take too long with what is free, all take turns.
 FREE_BYTES = 2 * SLICE_BYTES
 
 
@@ -96,19 +96,21 @@ class ReplicationConsumer(AsyncConsumer):
             return
         for start in range(0, len(data), SLICE_BYTES):
             piece = data[start : start + SLICE_BYTES]
-            if self._is_free(len(piece)):
+            begun = time.monotonic()
+            if self._is_free(len(piece), begun) and self._broadcaster.free_time.has_some(begun):
                 self._take(peer, peer.receive(piece))
+                self._broadcaster.free_time.spend(time.monotonic() - begun)
                 continue
-            async with self._broadcaster.turn:
+            said_nothing = peer.connection.bytes_in < SLICE_BYTES
+            async with self._broadcaster.first_turn if said_nothing else self._broadcaster.turn:
                 begun = time.monotonic()
                 self._take(peer, peer.receive(piece))
                 await asyncio.sleep(self._broadcaster.rest_after(time.monotonic() - begun))
         if not peer.is_open:
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
-    def _is_free(self, size: int) -> bool:
+    def _is_free(self, size: int, now: float) -> bool:
         """Whether this is as little as a client says that does its work; fifty that flood would else be fifty slices a turn."""
-        now = time.monotonic()
         if now >= self._second + 1.0:
             self._second, self._bytes_in_second = now, 0
         self._bytes_in_second += size

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from streams import registry
 from streams.conf import stream_settings
+from streams.core.bounded import SharedCache
 from streams.core.json_codec import encode_json
 from streams.core.positions import linear_position
 from streams.core.tokens import VectorToken
@@ -58,6 +58,8 @@ MOST_AT_ONCE = 8
 WAIT_SECONDS = 10.0
 #: Longest transaction ID that is remembered.
 TXN_ID_LIMIT = 200
+#: What an answer that is remembered takes besides its bytes.
+_ENTRY_BYTES = 600
 
 _places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
@@ -71,42 +73,23 @@ class Refused(Exception):
 
 
 class AnswerCache:
-    """Answers by (transaction ID, question), for a time, up to a number of bytes; the oldest go first. For many threads."""
+    """Answers by (transaction ID, question), for a time, up to a number of bytes. For many threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self._clock = clock
-        self._limit_bytes = limit_bytes
-        self._answers: OrderedDict[tuple[str, Question], tuple[float, bytes]] = OrderedDict()
-        self._bytes = 0
-        self._lock = threading.Lock()
+        self._answers: SharedCache[tuple[str, Question], tuple[float, bytes]] = SharedCache(
+            limit_bytes, lambda kept: len(kept[1]) + _ENTRY_BYTES
+        )
 
     def get(self, txn_id: str, question: Question) -> bytes | None:
         """The answer given before, if it is still kept."""
-        with self._lock:
-            self._forget()
-            found = self._answers.get((txn_id, question))
-            return None if found is None else found[1]
+        found = self._answers.get((txn_id, question))
+        return None if found is None or found[0] <= self._clock() - CACHE_SECONDS else found[1]
 
     def keep(self, txn_id: str, question: Question, answer: bytes) -> None:
-        """Remember an answer."""
-        with self._lock:
-            if (txn_id, question) not in self._answers:
-                self._answers[txn_id, question] = (self._clock(), answer)
-                self._bytes += _weight(txn_id, answer)
-            self._forget()
-
-    def _forget(self) -> None:
-        oldest = self._clock() - CACHE_SECONDS
-        while self._answers:
-            key, (at, answer) = next(iter(self._answers.items()))
-            if at > oldest and self._bytes <= self._limit_bytes:
-                return
-            del self._answers[key]
-            self._bytes -= _weight(key[0], answer)
-
-
-def _weight(txn_id: str, answer: bytes) -> int:
-    return len(txn_id) + len(answer) + 500  # what an entry takes besides
+        """Remember an answer; a later one to the same question is not kept."""
+        if self.get(txn_id, question) is None:
+            self._answers.put((txn_id, question), (self._clock(), answer))
 
 
 _cache = AnswerCache()

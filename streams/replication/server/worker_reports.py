@@ -8,6 +8,7 @@ forgotten, should its server have died. Counts of the wire are written along. As
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 from collections import Counter
@@ -31,8 +32,8 @@ __all__ = ["WorkerReports", "process_reports"]
 
 log = get_logger(__name__)
 GAP_SECONDS = 0.1
-#: Of what a client tells all others.
-RELAYED_A_SECOND = 1_000
+#: Of what a client tells all others, and of what all clients tell: no client has more of that than is still free.
+RELAYED_A_SECOND, ALL_RELAYED_A_SECOND = 1_000, 2_000
 #: News of a connection, old rows and counts are not looked after more often than this.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
 
@@ -67,6 +68,7 @@ class WorkerReports:
         self._told: dict[str, float] = {}
         self._counted: Counter[tuple[str, str]] = Counter()
         self._count_due = self._forget_due = 0.0
+        self._relay_second, self._relayed = -math.inf, 0
         self._connection = driver.KeptConnection(given.database, "replsite worker reports")
         self._flusher: Flusher[_Batch] | None = None
 
@@ -118,8 +120,12 @@ class WorkerReports:
         now = time.monotonic()
         if now >= peer.relay_second + 1.0:
             peer.relay_second, peer.relayed = now, 0
-        taken = commands[: max(RELAYED_A_SECOND - peer.relayed, 0)]
+        if now >= self._relay_second + 1.0:
+            self._relay_second, self._relayed = now, 0
+        most = min(RELAYED_A_SECOND, ALL_RELAYED_A_SECOND - self._relayed)
+        taken = commands[: max(most - peer.relayed, 0)]
         peer.relayed += len(taken)
+        self._relayed += len(taken)
         self.relay.dropped.update(command.WORD for command in commands[len(taken) :])
         return taken
 

@@ -38,6 +38,8 @@ log = get_logger(__name__)
 
 #: Unread input of one application at which reading stops, and at which it goes on.
 INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 32 * 1024, 8 * 1024
+#: What a message of input takes besides its bytes.
+MESSAGE_BYTES = 256
 #: Output that is handed to the transport at a time; the rest waits in pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
 #: At an orderly end, how long the request of a connection that was just made may take to come, and the last answer to go.
@@ -139,18 +141,18 @@ class TcpConnection(asyncio.Protocol):
             "server": _address(self._transport.get_extra_info("sockname")),
             "extensions": {"tcp.transport": self, **_tls_extension(self._transport)},
         }
-        self._put({"type": "tcp.connect"}, 0)
+        self._put({"type": "tcp.connect"})
         self._server.start_application(self, scope)
 
     def data_received(self, data: bytes) -> None:
-        self._put({"type": "tcp.receive", "bytes": data}, len(data))
+        self._put({"type": "tcp.receive", "bytes": data})
         if self._input_bytes > INPUT_HIGH_BYTES and self._transport is not None:
             self._transport.pause_reading()
             self._paused_reading = True
 
     def eof_received(self) -> bool:
         """The peer sends no more; the application may still answer what came before."""
-        self._put({"type": "tcp.eof"}, 0)
+        self._put({"type": "tcp.eof"})
         return True
 
     def pause_writing(self) -> None:
@@ -168,7 +170,7 @@ class TcpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.drop_waiting()
-        self._put({"type": "tcp.disconnect", "reason": str(exc or "")}, 0)
+        self._put({"type": "tcp.disconnect", "reason": str(exc or "")})
         self._server.forget(self)
 
     # --- ASGI -----------------------------------------------------------------------------------------------------
@@ -179,7 +181,7 @@ class TcpConnection(asyncio.Protocol):
             self._input_ready.clear()
             await self._input_ready.wait()
         message = self._input.popleft()
-        self._input_bytes -= len(message.get("bytes", b""))
+        self._input_bytes -= _weight(message)
         if self._input_bytes < INPUT_LOW_BYTES:
             self._resume_reading()
         return message
@@ -215,9 +217,9 @@ class TcpConnection(asyncio.Protocol):
             self._paused_reading = False
             self._transport.resume_reading()
 
-    def _put(self, message: Message, size: int) -> None:
+    def _put(self, message: Message) -> None:
         self._input.append(message)
-        self._input_bytes += size
+        self._input_bytes += _weight(message)
         self._input_ready.set()
 
 
@@ -411,6 +413,11 @@ class AsgiServer(DaphneServer):
             isinstance(protocol, WebRequest) and "disconnected" not in details
             for protocol, details in self.connections.items()
         )
+
+
+def _weight(message: Message) -> int:
+    """How much a message of input counts; without its own size a client that sends single bytes fills the memory."""
+    return len(message.get("bytes", b"")) + MESSAGE_BYTES
 
 
 def _tls_extension(transport: asyncio.Transport) -> Message:

@@ -7,9 +7,11 @@ thread and Twisted's own transports.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from streams.core.bounded import BoundedDict
 
 __all__ = ["PIECE_BYTES", "PreparedTexts", "SharedOutput"]
 
@@ -61,14 +63,12 @@ class PreparedTexts:
     """Texts as frames, the last few: what is sent to many is encoded once, and is the same bytes for all."""
 
     def __init__(self, kept: int = 4) -> None:
-        self._kept = kept
-        self._frames: OrderedDict[str, Any] = OrderedDict()
+        self._frames: BoundedDict[str, Any] = BoundedDict(kept)
 
     def of(self, text: str, prepare: Callable[..., Any]) -> Any:
         """The frame of a text; ``prepare`` is that of autobahn's factory."""
         found = self._frames.get(text)
         if found is None:
-            found = self._frames[text] = prepare(text.encode(), isBinary=False, doNotCompress=True)
-            while len(self._frames) > self._kept:
-                self._frames.popitem(last=False)
+            found = prepare(text.encode(), isBinary=False, doNotCompress=True)
+            self._frames.put(text, found)
         return found

@@ -11,7 +11,7 @@ from streams.core.cache_store import MISSING, CacheStore
 
 @pytest.fixture
 def store() -> CacheStore:
-    return CacheStore(max_entries=3)
+    return CacheStore(limit=3)
 
 
 def put(store: CacheStore, *key: str, value: object = "v") -> None:

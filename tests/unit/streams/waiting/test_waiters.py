@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from streams.core.tokens import VectorToken
-from streams.waiting.waiters import Waiter, WaitingRoom, has_reached
+from streams.waiting.waiters import TokenWaiter, Waiters, missing
 
 
 @dataclass
@@ -19,114 +19,145 @@ class Positions:
         return max(self.writers.get(writer, 0), self.linear)
 
 
-def waiter(base: int, **entries: int) -> Waiter:
-    return Waiter("caches", VectorToken(base, entries), None)
+def waiter(base: int, **entries: int) -> TokenWaiter:
+    return TokenWaiter("caches", VectorToken(base, entries), None)
 
 
-def add(room: WaitingRoom, seen: Positions, *tokens: Waiter) -> list[bool]:
-    return [room.add(token, seen) for token in tokens]
+class WaitingRoom:
+    """Waiters for tokens, as ``streams.waiting.wait`` has them: by stream, and writer or None for the linear position."""
+
+    def __init__(self, seen: Positions | None = None) -> None:
+        self.seen = seen or Positions()
+        self.waiters: Waiters[TokenWaiter, tuple[str, str | None]] = Waiters(self._next_place)
+
+    def _next_place(self, one: TokenWaiter) -> tuple[tuple[str, str | None], int] | None:
+        found = missing(self.seen, one.token)
+        return None if found is None else ((one.stream, found[0]), found[1])
+
+    def add(self, *tokens: TokenWaiter) -> list[bool]:
+        return [self.waiters.add(token) for token in tokens]
+
+    def moved(self, stream: str) -> list[TokenWaiter]:
+        """Those of the stream that need not wait any more."""
+        reached: list[TokenWaiter] = []
+        for name, writer in self.waiters.keys:
+            if name == stream:
+                at = self.seen.linear if writer is None else self.seen.position_of(writer)
+                reached += [one for one in self.waiters.take((name, writer), at) if not self.waiters.add(one)]
+        return reached
 
 
 def test_what_is_reached_needs_no_waiting():
-    room = WaitingRoom()
-    assert add(room, Positions(10, {"a": 12}), waiter(10), waiter(9, a=12), waiter(11)) == [False, False, True]
-    assert len(room) == 1
+    room = WaitingRoom(Positions(10, {"a": 12}))
+    assert room.add(waiter(10), waiter(9, a=12), waiter(11)) == [False, False, True]
+    assert len(room.waiters) == 1
 
 
 def test_each_is_woken_by_its_own_position():
-    room, seen = WaitingRoom(), Positions()
+    seen = Positions()
+    room = WaitingRoom(seen)
     first, second = waiter(12), waiter(14)
-    add(room, seen, second, first)
+    room.add(second, first)
     seen.linear = 13
-    assert room.moved("caches", seen) == [first]
+    assert room.moved("caches") == [first]
     seen.linear = 14
-    assert room.moved("caches", seen) == [second]
-    assert room.streams == []
+    assert room.moved("caches") == [second]
+    assert room.waiters.keys == []
 
 
 def test_vector_is_reached_when_the_base_and_every_entry_are():
-    room, seen = WaitingRoom(), Positions()
+    seen = Positions()
+    room = WaitingRoom(seen)
     both = waiter(11, a=20, b=30)
-    add(room, seen, both)
+    room.add(both)
     seen.writers = {"a": 25, "b": 29}
-    assert room.moved("caches", seen) == [], "the base is missing"
+    assert room.moved("caches") == [], "the base is missing"
     seen.linear = 11
-    assert room.moved("caches", seen) == [], "b is missing"
+    assert room.moved("caches") == [], "b is missing"
     seen.writers["b"] = 30
-    assert room.moved("caches", seen) == [both]
+    assert room.moved("caches") == [both]
 
 
 def test_linear_position_covers_every_writer():
-    room, seen = WaitingRoom(), Positions()
+    seen = Positions()
+    room = WaitingRoom(seen)
     silent = waiter(11, gone=15)
-    add(room, seen, silent)
+    room.add(silent)
     seen.linear = 15
-    assert room.moved("caches", seen) == [silent]
+    assert room.moved("caches") == [silent]
 
 
 def test_streams_do_not_wake_each_other():
-    room, seen = WaitingRoom(), Positions()
-    add(room, seen, waiter(12))
-    assert room.moved("events", Positions(99)) == []
-    assert len(room) == 1
+    seen = Positions()
+    room = WaitingRoom(seen)
+    room.add(waiter(12))
+    seen.linear = 99
+    assert room.moved("events") == []
+    assert len(room.waiters) == 1
 
 
 def test_one_that_gave_up_is_not_woken():
-    room, seen = WaitingRoom(), Positions()
+    seen = Positions()
+    room = WaitingRoom(seen)
     gone = waiter(12)
-    add(room, seen, gone)
-    room.leave(gone)
-    room.leave(gone)
-    assert len(room) == 0
-    assert room.moved("caches", Positions(20)) == []
+    room.add(gone)
+    room.waiters.leave(gone)
+    room.waiters.leave(gone)
+    assert len(room.waiters) == 0
+    seen.linear = 20
+    assert room.moved("caches") == []
 
 
 def test_many_that_gave_up_take_no_memory():
     """Each waits for a position that never comes, and gives up: nothing may pile up."""
-    room, seen = WaitingRoom(), Positions()
+    seen = Positions()
+    room = WaitingRoom(seen)
     stays = waiter(10**9)
-    room.add(stays, seen)
+    room.add(stays)
     for number in range(5_000):
         given_up = waiter(10**6 + number) if number % 2 else waiter(10, a=10**6)
-        room.add(given_up, seen)
-        room.leave(given_up)
-    kept = sum(len(heap) for queues in room._streams.values() for heap in queues.heaps())
+        room.add(given_up)
+        room.waiters.leave(given_up)
+    kept = sum(map(len, room.waiters._heaps.values()))
     assert kept < 200
-    assert len(room) == 1
+    assert len(room.waiters) == 1
 
 
 def test_everybody_is_given_back_when_it_ends():
-    room, seen = WaitingRoom(), Positions()
+    seen = Positions()
+    room = WaitingRoom(seen)
     some = [waiter(12), waiter(10, a=30)]
-    add(room, seen, *some)
-    assert set(room.everybody()) == set(some)
-    assert len(room) == 0
+    room.add(*some)
+    assert set(room.waiters.take_all()) == set(some)
+    assert len(room.waiters) == 0
 
 
 def test_any_order_of_moves_wakes_everybody_exactly_once_and_in_time():
     chance = random.Random(7)
-    room, seen = WaitingRoom(), Positions(0, {"a": 0, "b": 0})
-    open_ones: set[Waiter] = set()
+    seen = Positions(0, {"a": 0, "b": 0})
+    room = WaitingRoom(seen)
+    open_ones: set[TokenWaiter] = set()
     for _ in range(3_000):
         base = seen.linear + chance.randrange(5)
         one = waiter(base, **{w: base + chance.randrange(1, 9) for w in "ab" if chance.random() < 0.5})
-        if room.add(one, seen):
+        if room.add(one) == [True]:
             open_ones.add(one)
         else:
-            assert has_reached(seen, one.token)
+            assert missing(seen, one.token) is None
         seen.writers[chance.choice("ab")] += chance.randrange(4)
         seen.linear = max(seen.linear, min(seen.writers.values()))
-        woken = set(room.moved("caches", seen))
-        assert woken == {one for one in open_ones if has_reached(seen, one.token)}
+        woken = set(room.moved("caches"))
+        assert woken == {one for one in open_ones if missing(seen, one.token) is None}
         open_ones -= woken
 
 
 def test_a_move_looks_only_at_those_whose_turn_it_is():
-    room, seen = WaitingRoom(), Positions()
+    seen = Positions()
+    room = WaitingRoom(seen)
     for number in range(10_000):
-        room.add(waiter(1_000 + number), seen)
+        room.add(waiter(1_000 + number))
     begun = time.process_time()
     for step in range(1_000):
         seen.linear = 11 + step // 2
-        room.moved("caches", seen)
+        room.moved("caches")
     assert time.process_time() - begun < 0.5

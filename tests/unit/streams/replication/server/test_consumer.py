@@ -16,7 +16,7 @@ from streams.replication.server.broadcaster import (
     TELL_OTHERS_SECONDS,
     Broadcaster,
 )
-from streams.replication.server.consumer import ReplicationConsumer
+from streams.replication.server.consumer import SLICE_BYTES, ReplicationConsumer
 from streams.replication.server.worker_reports import WorkerReports
 from streams.replication.transport.testing import TcpCommunicator
 from tests.support.async_waiting import wait_for
@@ -157,8 +157,50 @@ async def test_a_flood_is_no_reason_for_others_to_wait(connect, broadcaster):
     assert broadcaster.commands["PING"] < 30_000
 
 
+async def test_many_clients_that_each_say_little_take_turns(connect, broadcaster):
+    """Each stayed within what is free for one, and eight hundred of them kept the loop for seconds."""
+    other, *crowd = [await connect() for _ in range(201)]
+    for one in crowd:
+        await one.send(b"PING 1\n" * 147)
+    await wait_for(lambda: broadcaster.commands["PING"] == 147 * len(crowd), 20)
+    for one in crowd:
+        await one.send(b"PING 1\n" * 140)
+    await other.send(b"REPLICATE\n")
+    await other.receive_until(b"POSITION caches", 20)
+    assert broadcaster.commands["PING"] < 287 * len(crowd)
+    await wait_for(lambda: broadcaster.commands["PING"] == 287 * len(crowd), 20)
+
+
+async def test_who_comes_does_not_stand_behind_all_that_flood(connect, broadcaster):
+    """A follower that connected while four hundred flooded was told no position for ten seconds."""
+    crowd = [await connect() for _ in range(300)]
+    known, late = list(broadcaster.peers.values()), await connect()
+    for one in crowd:
+        await one.send(b"PING 1\n" * 1_000)
+    await wait_for(lambda: all(peer.connection.bytes_in >= SLICE_BYTES for peer in known), 20)
+    taken = broadcaster.commands["PING"]
+    await late.send(b"NAME late\nREPLICATE\n")
+    await late.receive_until(b"POSITION caches", 20)
+    assert broadcaster.commands["PING"] < taken + len(crowd) // 2 * SLICE_BYTES // len(b"PING 1\n")
+
+
+async def test_what_all_clients_together_tell_others_has_a_bound(connect, broadcaster, monkeypatch):
+    monkeypatch.setattr("streams.replication.server.worker_reports.ALL_RELAYED_A_SECOND", 50)
+    reports = WorkerReports(broadcaster)
+    crowd = [TcpCommunicator(ReplicationConsumer.as_asgi(broadcaster=broadcaster, reports=reports)) for _ in range(20)]
+    other, begun = await connect(), time.monotonic()
+    for one in crowd:
+        await one.connect()
+        await one.send(b"REMOTE_SERVER_UP a\n" * 50 + b"NAME done\n")
+    await wait_for(lambda: all(peer.name == "done" for peer in list(broadcaster.peers.values())[1:]))
+    for one in crowd:
+        await one.disconnect()
+    assert 0 < other.transport.sent.count(b"REMOTE_SERVER_UP") <= 50 * (time.monotonic() - begun + 1)
+
+
 async def test_relaying_cuts_clients_that_take_nothing(connect, broadcaster, monkeypatch):
-    monkeypatch.setattr("streams.replication.server.worker_reports.RELAYED_A_SECOND", 10**6)
+    for name in ("RELAYED_A_SECOND", "ALL_RELAYED_A_SECOND"):
+        monkeypatch.setattr(f"streams.replication.server.worker_reports.{name}", 10**6)
     sender, stuck = await connect(), await connect()
     stuck.transport.stuck = True
     line = b"REMOTE_SERVER_UP " + b"a" * 16_000 + b"\n"

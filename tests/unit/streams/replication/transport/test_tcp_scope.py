@@ -87,6 +87,18 @@ async def test_reading_stops_while_the_application_takes_nothing(pair):
     assert connection._input_bytes == held < 2_000_000
 
 
+async def test_reading_stops_for_single_bytes_long_before_their_number_is_that_of_the_bound(pair):
+    """Each is kept as a message: of 32,000 single bytes a client had eight megabytes."""
+    _, _, connection = pair
+    for _ in range(INPUT_HIGH_BYTES // 100):
+        connection.data_received(b"x")
+    assert not connection._transport.is_reading()
+    for _ in range(INPUT_HIGH_BYTES // 100):
+        assert (await connection.receive())["bytes"] == b"x"
+    assert connection._transport.is_reading()
+    assert connection._input_bytes == 0
+
+
 async def test_reading_goes_on_when_the_application_does(pair):
     _, writer, connection = pair
     writer.write(b"x" * 3_000_000)

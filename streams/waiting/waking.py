@@ -6,13 +6,16 @@ import asyncio
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Any, Protocol
 
-from events.notifier.waiters import HotWaiter
-
-__all__ = ["wake"]
+__all__ = ["wake_all"]
 
 
-def wake(waiters: Iterable[HotWaiter]) -> None:
+class _Waiter(Protocol):
+    wake: Any
+
+
+def wake_all(waiters: Iterable[_Waiter]) -> None:
     """Wake them; from any thread."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for waiter in waiters:
@@ -21,7 +24,9 @@ def wake(waiters: Iterable[HotWaiter]) -> None:
         else:
             by_loop.setdefault(waiter.wake.get_loop(), []).append(waiter.wake)
     for loop, futures in by_loop.items():
-        with suppress(RuntimeError):  # the loop was closed, so nobody waits in it
+        # A loop may be closed at any moment by its own thread; nothing waits in it then. Asking before would not help: it is
+        # open when A asks, B closes it, and A's call raises.
+        with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, futures)
 
 
