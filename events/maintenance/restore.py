@@ -22,9 +22,10 @@ from django.db import connections
 
 from events.columns import EVENT_COLUMNS, INSERT_INTO
 from events.declarations import CACHE_NAME
-from events.errors import EventRefused, PositionsTaken
+from events.errors import EventRefused, PositionsTaken, Reason
 from events.format.parsing import Verdict, parse_stored
 from events.format.redaction import may_redact
+from events.format.strict_json import decode_event
 from events.maintenance.purge_batch import settle_state
 from events.models import Event, EventVisibility
 from events.persist.state_changes import users_of
@@ -209,6 +210,8 @@ ORDER BY redaction.stream_ordering
 """
 _REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
 _REDACT = "UPDATE restored_event SET json = %s, redacts = %s, relates_to = %s WHERE event_id = %s"
+_OF_ANOTHER_EVENT = (Reason.WRONG_EVENT_ID, Reason.DUPLICATE_KEY)
+"""Why a text is not that of the event: what it says may be anything."""
 _NO_VERDICT = Verdict(False, None, False, None, True, True)
 _COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM restored_fate"
 
@@ -320,14 +323,19 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
 
 
 def _redact_misfits(cursor: Any) -> None:
-    """Content that does not fit its hash is not stored, whoever archived it."""
+    """Content that does not fit its hash is not stored, whoever archived it, nor is the text of another event."""
     cursor.execute("SELECT event_id, room_version, json FROM restored_event WHERE json IS NOT NULL")
     for event_id, version, text in cursor.fetchall():
         json = bytes(text)
         try:
+            decode_event(json)  # what is read of stored text is not looked through for keys that stand twice
             kept = parse_stored(json, room_version(version), event_id, _NO_VERDICT, {})
-        except (EventRefused, ValueError):
-            continue  # as it was archived: ``check_room`` has a word for it
+        except EventRefused as refused:
+            if refused.reason in _OF_ANOTHER_EVENT:
+                cursor.execute("UPDATE restored_event SET json = NULL WHERE event_id = %s", [event_id])
+            continue  # else as it was archived: ``check_room`` has a word for it
+        except ValueError:
+            continue
         if kept.json:
             cursor.execute(_REDACT, [kept.json, kept.redacts, kept.relates_to, event_id])
 

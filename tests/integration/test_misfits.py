@@ -267,6 +267,22 @@ def test_an_archive_of_it_goes_back_redacted(tmp_path):
     assert check_room(made.room_id).clean
 
 
+@pytest.mark.parametrize("how", ["another event", "twice"])
+def test_text_of_another_event_does_not_come_back_from_an_archive(how, tmp_path):
+    made = public_room()
+    message = made.message()
+    for _ in range(3):
+        made.message()
+    persist([incoming(event) for event in made.events])
+    text = json.dumps(json.loads(message.json) | {"content": {"body": LIE}} | ({"depth": 77} if how != "twice" else {}))
+    text = text[:-1] + ', "content": {"body": "x"}}' if how == "twice" else text
+    EventJson.objects.filter(pk=message.event_id).update(json=text.encode())
+    outcome = purge("room", made.room_id, "--archive", str(tmp_path / "archives"))
+    restore(outcome["archive"]["folder"])
+    assert Event.objects.filter(event_id=message.event_id).exists() and load_events([message.event_id]) == {}
+    assert not EventJson.objects.filter(pk=message.event_id).exists()
+
+
 # --- what is stored is read as it is ----------------------------------------------------------------------------------------
 
 
