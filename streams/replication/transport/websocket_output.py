@@ -58,17 +58,18 @@ class SharedOutput:
 
 
 class PreparedTexts:
-    """Texts as frames, the last few: what is sent to many is encoded once, and is the same bytes for all."""
+    """Messages as frames, the last few: what is sent to many is framed once, and is the same bytes for all."""
 
     def __init__(self, kept: int = 4) -> None:
         self._kept = kept
-        self._frames: OrderedDict[str, Any] = OrderedDict()
+        self._frames: OrderedDict[str | bytes, Any] = OrderedDict()
 
-    def of(self, text: str, prepare: Callable[..., Any]) -> Any:
-        """The frame of a text; ``prepare`` is that of autobahn's factory."""
-        found = self._frames.get(text)
+    def of(self, content: str | bytes, prepare: Callable[..., Any]) -> Any:
+        """Returns the frame of a text or of bytes; ``prepare`` is that of autobahn's factory."""
+        found = self._frames.get(content)
         if found is None:
-            found = self._frames[text] = prepare(text.encode(), isBinary=False, doNotCompress=True)
+            data, is_binary = (content, True) if isinstance(content, bytes) else (content.encode(), False)
+            found = self._frames[content] = prepare(data, isBinary=is_binary, doNotCompress=True)
             while len(self._frames) > self._kept:
                 self._frames.popitem(last=False)
         return found
