@@ -41,7 +41,7 @@ TOO_SLOW, TOO_FAST = "WebSocket client too slow", "WebSocket client too fast"
 WEBSOCKET_MESSAGE_BYTES = 64 * 1024
 #: Frames of a client within a second, PINGs too: each costs the loop as much as a short line. A viewer says one now and then.
 WEBSOCKET_FRAMES_A_SECOND = 100
-#: A text from this length on is shared by those that it is sent to.
+#: A message from this length on is shared by those that it is sent to.
 _SHARED_FROM = 1_024
 #: A client that takes its answer slower than this is given up. No modem is that slow.
 SLOWEST_BYTES_PER_SECOND = 1_024
@@ -423,7 +423,7 @@ class _Refusal(Protocol):
 class _BoundedWebSocket(WebSocketProtocol):
     """daphne's WebSocket, closed before more of a message was read than anybody here has a use for.
 
-    A text that is sent to many is encoded once.
+    A message that is sent to many is framed once.
     """
 
     texts = PreparedTexts()
@@ -458,7 +458,7 @@ class _BoundedWebSocket(WebSocketProtocol):
         return super().onConnect(request)
 
     def serverSend(self, content: Any, binary: bool = False) -> None:
-        if binary or self.state != self.STATE_OPEN or len(content) < _SHARED_FROM:
+        if self.state != self.STATE_OPEN or len(content) < _SHARED_FROM:
             super().serverSend(content, binary)
         else:
             self.sendPreparedMessage(self.texts.of(content, self.factory.prepareMessage))

@@ -60,15 +60,16 @@ class SharedOutput:
 
 
 class PreparedTexts:
-    """Texts as frames, the last few: what is sent to many is encoded once, and is the same bytes for all."""
+    """Messages as frames, the last few: what is sent to many is framed once, and is the same bytes for all."""
 
     def __init__(self, kept: int = 4) -> None:
-        self._frames: BoundedDict[str, Any] = BoundedDict(kept)
+        self._frames: BoundedDict[str | bytes, Any] = BoundedDict(kept)
 
-    def of(self, text: str, prepare: Callable[..., Any]) -> Any:
-        """The frame of a text; ``prepare`` is that of autobahn's factory."""
-        found = self._frames.get(text)
+    def of(self, content: str | bytes, prepare: Callable[..., Any]) -> Any:
+        """Returns the frame of a text or of bytes; ``prepare`` is that of autobahn's factory."""
+        found = self._frames.get(content)
         if found is None:
-            found = prepare(text.encode(), isBinary=False, doNotCompress=True)
-            self._frames.put(text, found)
+            data, is_binary = (content, True) if isinstance(content, bytes) else (content.encode(), False)
+            found = prepare(data, isBinary=is_binary, doNotCompress=True)
+            self._frames.put(content, found)
         return found

@@ -131,3 +131,10 @@ def test_a_text_for_many_is_encoded_once_and_only_the_last_are_kept():
     texts.of("b", prepare)
     texts.of("c", prepare)
     assert texts.of("ä" * 200, prepare) is not first
+
+
+def test_bytes_that_many_are_sent_are_framed_once_too():
+    texts, prepare = PreparedTexts(), WebSocketServerFactory().prepareMessage
+    first = texts.of(b"\xff" * 200, prepare)
+    assert texts.of(b"\xff" * 200, prepare) is first
+    assert first.payloadHybi == b"\x82\x7e\x00\xc8" + b"\xff" * 200
