@@ -8,7 +8,7 @@ code. A batch begins with the room's forward extremities.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, MutableSet
+from collections.abc import Callable, Collection, Iterable, MutableSet, Sequence
 from typing import Generic, Protocol, TypeVar, cast
 
 from msgspec.structs import replace
@@ -56,7 +56,7 @@ class Leaves(Generic[Id]):
         find: Callable[[Collection[Id]], Iterable[Node[Id]]] | None = None,
         *,
         live: bool = False,
-        reaches: Callable[[Node[Id]], Iterable[Id]] = lambda node: node.prev_event_ids,
+        reaches: Callable[[Node[Id]], Sequence[Id]] = lambda node: node.prev_event_ids,
     ) -> None:
         """Continues a stored room: its forward extremities, and IDs of events still to come that are reached already.
 
@@ -66,7 +66,7 @@ class Leaves(Generic[Id]):
         all of them, unless the state before the event was given.
         """
         self.live = live
-        self._reaches = reaches
+        self.reaches = reaches
         self._reached: MutableSet[Id] = set() if reached is None else reached
         self._find = self._of_here if find is None else find
         self._here: dict[Id, Node[Id]] | None = {} if find is None else None
@@ -126,7 +126,7 @@ class Leaves(Generic[Id]):
         gone = []
         below = [node]
         while below:
-            new = [prev for prev in self._reaches(below.pop()) if prev not in self._reached]
+            new = [prev for prev in self.reaches(below.pop()) if prev not in self._reached]
             for prev in new:
                 self._reached.add(prev)
                 if prev in self.current:
@@ -223,7 +223,10 @@ class EventArrivals(Arrivals[str]):
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
         """Adds an event of the graph. Returns it with its verdict, which is stored in ``RoomStates.events`` as well."""
-        if self.leaves.live and is_accepted(event) and self.take_on_leaves(event.event_id, event.prev_event_ids):
+        prevs = event.prev_event_ids
+        on_leaves = self.leaves.live and is_accepted(event) and len(prevs) == len(self.leaves.current)
+        # Above a given state an event may reach less than it refers to: then what is left aside stays a leaf.
+        if on_leaves and len(self.leaves.reaches(event)) == len(prevs) and self.take_on_leaves(event.event_id, prevs):
             return event
         told = event.event_id in self._states.on_given
         if self.soft_fails(event, self._states.before[event.event_id] if told else None):
