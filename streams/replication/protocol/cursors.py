@@ -73,8 +73,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A range of the writer, after < token <= upto, in which facts may be missing. The caller fetches them, then calls
-    `reached`.
+    """A range of the writer, after < token <= upto, in which facts may be missing.
+
+    The caller fetches them, then calls `reached`.
     """
 
     stream: str
@@ -310,8 +311,9 @@ class Cursors:
         return Fact(command.stream, command.instance, command.token, (*batch.rows, command.row))
 
     def _collect(self, state: _StreamCursors, command: RData) -> None:
-        """Adds a row to the writer's incomplete batch. Beyond the memory limit the batch is discarded, and the fact fetched
-        later.
+        """Adds a row to the writer's incomplete batch.
+
+        A batch beyond the memory limit is discarded. Its fact is fetched when its token comes.
         """
         batch = state.batches.setdefault(command.instance, _Batch())
         if batch.is_cut:

@@ -107,7 +107,8 @@ class LinearView:
         return rows
 
     def leave(self) -> list[FollowedRow]:
-        """Returns all buffered rows, ascending, after the stream started again: the linear position will not reach them any
-        more.
+        """Returns all buffered rows, ascending.
+
+        For a stream that started again: its linear position will not reach these rows any more.
         """
         return self.take(max((fact.token for fact in self._waiting), default=self.handed_out))

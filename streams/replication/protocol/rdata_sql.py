@@ -102,7 +102,7 @@ def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lin
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    """Escapes characters outside ASCII as JSON does: one ``\\uXXXX`` each, or a surrogate pair."""
+    """Escapes characters outside ASCII as JSON does: six characters each, or a surrogate pair."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")

@@ -144,8 +144,7 @@ class ReportBuffer:
         self._reports.starts[sync] = milliseconds
 
     def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> None:
-        """Moves a worker process to the connection over which it reports now. Its users from an earlier connection are dropped.
-        """
+        """Moves a worker process to the connection over which it reports now, and drops its users from an earlier one."""
         self._drop_worker(worker)
         self._workers[worker] = connection, syncs
         self._connections.setdefault(connection, set()).add(worker)
