@@ -151,7 +151,7 @@ class TcpLink:
             self._flush()
             if self._writer.transport.get_write_buffer_size() > SEND_LIMIT_BYTES:
                 log.warning("follower.server_does_not_read", server=self._where)
-                self._writer.transport.abort()  # nothing is lost: the next greeting sends all lasting state again
+                self._writer.transport.abort()  # the next greeting sends all lasting state again
 
     async def close(self, reason: CloseReason) -> None:
         self._keeper.cancel()

@@ -357,7 +357,7 @@ class Follower:
                 ahead.cancel()
                 await asyncio.wait([ahead])
 
-    # --- handing out ----------------------------------------------------------------------------------------------
+    # --- delivery -------------------------------------------------------------------------------------------------
 
     async def _hand_out_linear(self) -> None:
         """Delivers, in linear order, everything up to the linear position.
@@ -430,7 +430,7 @@ class Follower:
         found.update({stream: view.buffered_rows for stream, view in self._views.items() if view.buffered_rows})
         return dict(found)
 
-    # --- where we are ---------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------------
 
     def linear(self, stream: str) -> int:
         """Returns the position up to which every fact of the stream was handled; 0 for an unknown stream."""

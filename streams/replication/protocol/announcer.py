@@ -252,11 +252,12 @@ def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:
 
 
 def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE_LIMIT_BYTES) -> Lines:
-    """Returns the lines for the rows of ``step``, which hold whole facts, ascending, between ``step.after`` and ``reached``.
+    """Returns the lines that bring followers from ``step.after`` to ``reached``: those of the rows, or a POSITION.
 
-    All rows of a fact but the last have ``batch`` in place of the token. A POSITION follows if ``reached`` lies above the
-    last row, or if there are no rows. A fact with a row longer than ``limit`` bytes becomes a POSITION whose ``prev`` is
-    the fact's own token. Every follower is behind that token, so it fetches the fact.
+    ``rows`` are whole facts of one writer, ascending. All rows of a fact but the last have ``batch`` in place of the
+    token. A POSITION follows if ``reached`` lies above the last row, or if there are no rows. A fact with a row that does
+    not fit into a line of ``limit`` bytes becomes a POSITION whose ``prev`` is the fact's own token. Every follower is
+    behind that token, so it fetches the fact.
     """
     prefix = b"RDATA %s %s " % (step.stream.encode(), step.writer.encode())
     out: list[bytes] = []

@@ -64,7 +64,7 @@ class Speaker:
         """Returns the commands to send before an orderly end."""
         return [ClearUserSync(self._worker_id)] if self._has_said_syncs else []
 
-    # --- who syncs ------------------------------------------------------------------------------------------------
+    # --- syncing users --------------------------------------------------------------------------------------------
 
     def start_syncing(self, user_id: str, device_id: str | None = None) -> None:
         """Counts one request of a syncing user, and sends USER_SYNC for the first. Each call needs one `stop_syncing`."""
@@ -87,7 +87,7 @@ class Speaker:
         user_id, device_id = key
         return UserSync(self._worker_id, user_id, is_syncing, self._now_ms(), device_id)
 
-    # --- the rest -------------------------------------------------------------------------------------------------
+    # --- other reports --------------------------------------------------------------------------------------------
 
     def acknowledge_federation(self, token: int) -> None:
         """Reports that every fact of stream ``federation`` up to ``token`` was handled."""

@@ -41,7 +41,7 @@ _TLS_START = b"\x16\x03"
 
 
 class State(enum.Enum):
-    """The state of a connection."""
+    """The stages in the life of a connection."""
 
     NEW = "new"
     OPEN = "open"

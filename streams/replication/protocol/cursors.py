@@ -5,14 +5,14 @@ the two, nothing is missing. If it lies below ``prev``, facts may be missing: a 
 first POSITION of the connection is ignored, because catch-up covers it.
 
 Writers may join while the follower is disconnected. So the first POSITION of a stream on a connection begins a *run* of
-POSITIONs, one per writer:
+POSITIONs, one per writer. The *start of the run* is the linear position that we had before it:
 
-* A writer that is new to us starts at the linear position that we had at the beginning of the run. Its facts lie above
-  that, and the linear position of the run's other writers must not count yet. Exception: a new writer below all others
-  shows that the stream started again, where this is allowed.
-* On a stream that is new to us, the run is the start: every writer begins at its announced position.
-* Until the run ends with another command, the linear position is held, because a writer named next may be far behind.
-  It is not held once `learn` was given all writers from elsewhere.
+* A writer that is new to us begins at the start of the run, because its facts lie above that. The linear position of
+  the run's other writers must not count yet. Exception: a new writer below all others shows that the stream started
+  again, where this is allowed.
+* On a stream that is new to us, every writer of the run begins at its announced position.
+* Until another command ends the run, the linear position is held, because a writer named next may be far behind. It is
+  not held once `learn` was given all writers from elsewhere.
 
 Assumes that commands come in the order of the connection, and that the caller answers a `Gap` with `reached` before the
 next command.
@@ -111,8 +111,8 @@ class _StreamCursors:
     """The cursors of one stream, its linear position, and the state of the present connection.
 
     The linear position counts *received* facts. It is the minimum of the cursors, and advances further over facts received
-    with consecutive IDs. It never advances over positions that were only announced: a writer may announce an ID of another
-    writer before the fact of that ID has come.
+    with consecutive IDs. Beyond the minimum it never advances over positions that were only announced: a writer may announce
+    an ID of another writer before that writer's fact has come.
     """
 
     linear: int
@@ -175,7 +175,7 @@ class Cursors:
         self._settled: set[str] = set()
         self.ignored: Counter[Ignored] = Counter()
 
-    # --- what the caller knows ------------------------------------------------------------------------------------
+    # --- known positions ------------------------------------------------------------------------------------------
 
     def start(self, stream: str, linear: int, positions: Mapping[str, int]) -> None:
         """Starts a stream at known cursors. A writer that is not named starts at ``linear``."""
@@ -184,7 +184,7 @@ class Cursors:
     def learn(self, stream: str, writers: Iterable[str]) -> None:
         """Sets all writers of a stream, from a snapshot taken after the server sent its positions.
 
-        Writers that are new to us start at the linear position, or at that before the run. Writers that are gone no
+        Writers that are new to us begin at the linear position, or during a run at its start. Writers that are gone no
         longer hold the linear position back.
         """
         state, existing = self._streams[stream], set(writers)
@@ -213,10 +213,10 @@ class Cursors:
         """Puts the writer at 0. The stream started again, and the caller is about to fetch its facts since then."""
         self._streams[stream].start_anew(instance, 0)
 
-    # --- what the server says -------------------------------------------------------------------------------------
+    # --- commands of the server -----------------------------------------------------------------------------------
 
     def take(self, command: Position | RData) -> Event | None:
-        """Applies a command and returns its meaning, or null if it is ignored or is an incomplete batch.
+        """Applies a command. Returns its event, or null if the command is ignored or the fact is not complete yet.
 
         The cursor has already moved when a `Fact`, `Moved` or `Reset` is returned. After a `Gap` it moves with `reached`.
         Raises `TooManyWriters`.
@@ -276,10 +276,11 @@ class Cursors:
             state.start_anew(command.instance, command.new)
 
     def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
-        """Handles a POSITION below the writer's cursor: a reset of the stream, or stale.
+        """Handles a POSITION below the writer's cursor: the stream started again, or the command is stale.
 
-        A stream kept in a table never goes back, so there the server is only behind us. Another stream may start again,
-        and this may show first at a writer that is new to us. A writer that merely joined is never below all others.
+        A stream with a lasting table never goes back: there, the server has only read less than we have. Another stream
+        may start again. This may show first at a writer that is new to us, if it is below all others. One that merely
+        joined never is.
         """
         in_run = state.run_start is not None
         is_lowest = in_run and command.new < min(state.cursors.values())
@@ -342,7 +343,7 @@ class Cursors:
 
     @staticmethod
     def _place(state: _StreamCursors, writer: str) -> int:
-        """Returns the writer's cursor. A writer new to us is put at the linear position, or at that before the run."""
+        """Returns the writer's cursor. A writer new to us is put at the linear position, or during a run at its start."""
         if writer not in state.cursors:
             state.cursors[writer] = state.linear if state.run_start is None else state.run_start
         return state.cursors[writer]
@@ -351,7 +352,7 @@ class Cursors:
         self.ignored[reason] += 1
         return None
 
-    # --- where we are ---------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------------
 
     def knows(self, stream: str) -> bool:
         """Returns true if the stream has cursors."""

@@ -37,8 +37,8 @@ def target_of(view: View, linear: int, positions: Mapping[str, int]) -> VectorTo
 def next_reading(cursor: VectorToken, target: VectorToken) -> Reading | None:
     """Returns the next range to read, or null if the target covers nothing new.
 
-    Up to the target's base it has all writers. Above the base it has only writers that moved. So a writer that holds the
-    linear position back does not cause the rows of all others to be read again.
+    Up to the target's base, the range has all writers. Above the base, it has only the writers that moved. Otherwise one
+    writer that holds the linear position back would cause the rows of all others to be read again.
     """
     if target.base > cursor.base:
         return Reading(cursor.base, target.base, None)

@@ -38,7 +38,7 @@ Addresses = dict[tuple[str, str, str], tuple[str, str, int]]
 
 @dataclass(slots=True)
 class Reports:
-    """One batch. Write it in this order: connections and workers to forget, then ends of syncing, then starts and the rest."""
+    """A batch of reports, to write in this order: what to forget (connections, workers), then ends of syncing, then the rest."""
 
     gone: set[str] = field(default_factory=set)
     cleared: set[str] = field(default_factory=set)
@@ -54,11 +54,11 @@ class Reports:
 
 
 class ReportBuffer:
-    """The buffered reports of all connections. `drain` returns what is to be written.
+    """The buffered reports of all connections. `drain` returns those to write.
 
     ``limit`` bounds the number of syncing users, and the number of waiting reports of each kind. More are dropped and
-    counted. One connection may have at most as many as are still free. So one that floods gets half of the limit, and two
-    get two thirds. A further connection always finds room.
+    counted. One connection may have at most as many as are still free: one that floods gets half of the limit, and two
+    get two thirds. So the next connection still finds room.
     """
 
     def __init__(self, limit: int) -> None:
@@ -74,7 +74,7 @@ class ReportBuffer:
         self._waiting_of: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: str, command: Command) -> bool:
-        """Buffers the command if it is a report, and returns whether it is one. ``connection`` is the key of its connection."""
+        """Buffers the command of that connection, and returns true; returns false if the command is no report."""
         match command:
             case UserSync():
                 self._take_sync(connection, command)
@@ -110,7 +110,7 @@ class ReportBuffer:
         """Returns the keys of connections over which workers reported syncing users."""
         return list(self._connections)
 
-    # --- who syncs ------------------------------------------------------------------------------------------------
+    # --- syncing users --------------------------------------------------------------------------------------------
 
     def _take_sync(self, connection: str, command: UserSync) -> None:
         device = "" if command.device_id in (None, "None") else command.device_id or ""
@@ -198,7 +198,7 @@ class ReportBuffer:
     def _waiting_workers(self) -> int:
         return len(self._reports.cleared) + len(self._reports.taken_over)
 
-    # --- the rest -------------------------------------------------------------------------------------------------
+    # --- other reports --------------------------------------------------------------------------------------------
 
     def _acknowledge(self, connection: str, text: str, token: int) -> None:
         instance = _name(text)
