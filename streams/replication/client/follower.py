@@ -374,7 +374,7 @@ class Follower:
                         self._pending += rows
                         await self._hand_out(partial(view.read, reached))
             self._pending += view.take(linear)
-            self._touched.discard(stream)
+            self._touched.discard(stream)  # last: after a failed fetch the stream is looked at again
 
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
         """Calls the handler with the pending rows, then ``move``, which moves the cursor behind them, then ``progressed``.

@@ -117,6 +117,7 @@ class TableCatchUp:
     async def token(self, stream: str, text: str) -> VectorToken:
         """Parses a token in its text form. Raises `TokenError`."""
         token = await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
+        # The writers of a stream announced under one name are hidden from followers: only the linear position counts.
         return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
     async def check_epoch(self, epoch: str, what: str) -> None:

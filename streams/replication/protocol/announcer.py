@@ -178,7 +178,7 @@ class Announcer:
         """Records that lines were sent that bring the writer to ``position``."""
         state = self._streams[stream]
         state.sent[writer] = position
-        state.said_linear = state.linear
+        state.said_linear = state.linear  # the caller sends all steps of a round, or none
         state.to_reset.discard(writer)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
