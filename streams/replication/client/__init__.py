@@ -1,1 +1,1 @@
-"""The following end of the protocol: a connection, the follower, catch-up by table and by HTTP."""
+"""The following end of the protocol: the connection, the follower, and catch-up from tables or over HTTP."""

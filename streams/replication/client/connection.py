@@ -1,7 +1,7 @@
-"""How a follower reaches a server: it connects, commands come out, commands may be said. TCP here, Redis in ``redis_link``.
+"""A follower's connection to a server: commands come in, commands may be sent. TCP is here, Redis in ``redis.subscriber``.
 
-A `Connector` makes one `Link` after another; a link is good until it ends, and is never used again. The follower decides
-when to come back and what the commands mean. Assumes a single event loop.
+A `Connector` makes one `Link` after another. A link is good until it ends, and is never used again. The follower decides
+when to connect again, and interprets the commands. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ log = get_logger(__name__)
 CONNECT_TIMEOUT_SECONDS = 10.0
 CLOSE_TIMEOUT_SECONDS = 1.0
 READ_BYTES = 256 * 1024
-#: A server that leaves so much of what we say unread is given up.
+#: Bytes that a server may leave unread before the connection is aborted.
 SEND_LIMIT_BYTES = 1024 * 1024
 
 
 @dataclass(slots=True)
 class Counters:
-    """What went over one link."""
+    """Bytes and lines that went over one link."""
 
     bytes_in: int = 0
     bytes_out: int = 0
@@ -48,30 +48,33 @@ class Link(Protocol):
     def counters(self) -> Counters: ...
 
     async def receive(self) -> Sequence[Command]:
-        """The next commands, in order; none: the link has ended. Raises ``OSError`` when it was lost."""
+        """Returns the next commands, in order; an empty sequence means that the link has ended.
+
+        Raises ``OSError`` if the link was lost.
+        """
 
     def send(self, command: Command) -> None:
-        """Say something to the server; raises `UnsendableCommand`. A link that has ended takes it without a word."""
+        """Sends a command to the server. Raises `UnsendableCommand`. On a link that has ended it does nothing."""
 
     async def close(self, reason: CloseReason) -> None:
-        """End it and give everything back; the first reason stands."""
+        """Closes the link and releases its resources. The reason of the first call is kept."""
 
 
 class Connector(Protocol):
-    """Knows where a server is and how to speak to it; `str` tells people where."""
+    """The address of a server, and the way to connect to it. `str` gives the address for people."""
 
     def can_reset(self, stream: str) -> bool:
-        """Whether a POSITION below what is known means that the stream was started anew, for all we can tell here."""
+        """Returns true if a POSITION below the known one means, as far as the connector knows, that the stream started again."""
 
     async def connect(self) -> Link:
-        """A new link, on which we have said who we are and asked for positions. Raises ``OSError``."""
+        """Returns a new link, on which the greeting and REPLICATE were sent. Raises ``OSError``."""
 
 
 @dataclass(frozen=True)
 class TcpConnector:
-    """A server's replication port, plain or with TLS.
+    """A server's replication port, in plain text or with TLS.
 
-    ``greeting`` gives what is to be said on every new connection between NAME, PING and REPLICATE.
+    ``greeting`` returns the commands to send on every new connection between NAME and PING, and REPLICATE.
     """
 
     address: Address
@@ -94,6 +97,7 @@ class TcpConnector:
                     self.address.host, self.address.port, limit=READ_BYTES, ssl=self.tls
                 )
         now = time.monotonic()
+        # The difference of the two clocks is the offset with which PING carries seconds since the epoch.
         connection = ClientConnection(self.name, self.server_name, self.limits, time.time() - now, self.greeting)
         connection.connected(now)
         return TcpLink(connection, reader, writer, str(self))
@@ -101,7 +105,7 @@ class TcpConnector:
 
 @contextlib.contextmanager
 def _tls_in_words() -> Iterator[None]:
-    """What OpenSSL says is for those who know it."""
+    """Turns errors of OpenSSL into ``ConnectionError`` with a message that explains them."""
     try:
         yield
     except ssl.SSLError as error:
@@ -109,7 +113,7 @@ def _tls_in_words() -> Iterator[None]:
 
 
 class TcpLink:
-    """A connection to a replication port: bytes between the socket and the protocol object, and its deadlines."""
+    """A connection to a replication port: moves bytes between the socket and the protocol object, and keeps its deadlines."""
 
     def __init__(
         self, connection: ClientConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str
@@ -147,14 +151,14 @@ class TcpLink:
             self._flush()
             if self._writer.transport.get_write_buffer_size() > SEND_LIMIT_BYTES:
                 log.warning("follower.server_does_not_read", server=self._where)
-                self._writer.transport.abort()  # the next connection is told everything that lasts
+                self._writer.transport.abort()  # the next greeting sends all lasting state again
 
     async def close(self, reason: CloseReason) -> None:
         self._keeper.cancel()
         self.connection.lost(reason)
         log.info("follower.connection_ended", server=self._where, reason=str(self.connection.close_reason))
         self._writer.close()
-        with contextlib.suppress(OSError):  # a time-out, too: it is of no interest how a dead connection dies
+        with contextlib.suppress(OSError):  # a time-out, too: errors do not matter on a connection that ends anyway
             async with asyncio.timeout(CLOSE_TIMEOUT_SECONDS):
                 await self._writer.wait_closed()
         self._writer.transport.abort()

@@ -1,9 +1,9 @@
-"""A follower: connects, comes back after every loss, fetches what it missed, and hands facts to a handler.
+"""A follower: connects, reconnects after every loss, fetches missed facts, and hands facts to a handler.
 
-Facts are handed out in the view of the caller's choice, each once per follower object, in order per writer; a lost
-connection loses and repeats nothing. While the handler works, the socket is not read: the buffers are bounded, and a
-server that grows tired of waiting may cut us, since what we missed is in the table.
-Assumes a single event loop. The rules are in ``cursors`` and ``views``; here bytes and facts are moved.
+Facts come in the delivery order of the caller's choice, each once per follower object, in order per writer. A lost
+connection loses and repeats nothing. The socket is not read while the handler works. So buffers stay bounded, and a
+server may close a slow connection: the facts missed by that are in the table. Assumes a single event loop. The rules are
+in ``protocol.cursors`` and ``protocol.ordering``; this module moves bytes and facts.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ ROWS_PER_FETCH = 10_000
 
 @dataclass(frozen=True, slots=True)
 class FollowerOptions:
-    """Whom to follow, as whom, from where, and how.
+    """The options of a follower: the server, the follower's name, the start, and the delivery order.
 
-    ``server_name`` None takes any server. ``start`` gives tokens per stream; other streams start at the current
-    positions. ``own_instance``: the name under which this process writes itself, whose facts it need not hear.
-    ``connector`` reaches the server in another way than plain TCP to ``address``. ``speaker`` tells the server about us; its
-    ``greeting`` must be that of the connector, too, where one is given.
+    ``server_name`` null accepts any server. ``streams`` null follows all. ``start`` has tokens per stream; other streams
+    start at the present positions. ``own_instance`` is the name under which this process writes: its facts are ignored.
+    ``connector`` reaches the server in another way than plain TCP to ``address``. ``speaker`` reports this process's
+    state to the server. If both are given, the connector's greeting must be the speaker's ``greeting``.
     """
 
     address: Address | None
@@ -67,7 +67,7 @@ class FollowerOptions:
     speaker: Speaker | None = None
 
     def way(self) -> Connector:
-        """How to reach the server."""
+        """Returns the connector to the server. Raises `BadAddress` if neither an address nor a connector is given."""
         if self.connector is not None:
             return self.connector
         if self.address is None:
@@ -77,11 +77,11 @@ class FollowerOptions:
 
 
 class _Finished(Exception):
-    """The handler's owner has enough."""
+    """Raised to leave the loops after `Follower.finish`."""
 
 
 class _HandlerFailed(Exception):
-    """Carries the handler's error past everything that would take it for one of the connection."""
+    """A wrapper for an error of the handler, so that it is not taken for an error of the connection."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -89,10 +89,10 @@ class _HandlerFailed(Exception):
 
 
 class Follower:
-    """Follows one server. `handle` gets the rows of whole facts, in the order of the view; it may be async.
+    """The follower of one server. ``handle`` is given the rows of whole facts, in delivery order; it may be async.
 
-    ``progressed`` is called after facts were handled or positions moved; it may call `finish`. ``missed`` is told of ranges
-    that nobody can give us, and of streams that began anew.
+    ``progressed`` is called after facts were handled or positions moved. It may call `finish`. ``missed`` is called with
+    ranges that cannot be fetched from anywhere, and with streams that started again.
     """
 
     def __init__(
@@ -132,7 +132,10 @@ class Follower:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follow until `finish`; raises `WrongRemote`, `TooManyWriters`, ``EpochChanged``, and what the handler raises."""
+        """Follows until `finish`.
+
+        Raises `WrongRemote`, `TooManyWriters`, ``EpochChanged``, and the exceptions of the handler.
+        """
         self._task = asyncio.current_task()
         try:
             await self._start()
@@ -150,13 +153,13 @@ class Follower:
             self._task = None
 
     def finish(self) -> None:
-        """End `run` soon and in order; facts that were handed out stay handed out."""
+        """Ends `run` soon and in order. Facts that were handed to the handler count as handled."""
         self._finishing = True
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
 
     async def _start(self) -> None:
-        """Take the start positions before connecting: every fact after this moment is ours to hand out."""
+        """Reads the start positions before connecting, so that every fact after this moment is delivered."""
         retry_seconds = FIRST_RETRY_SECONDS
         while True:
             try:
@@ -196,6 +199,7 @@ class Follower:
     # --- one connection -------------------------------------------------------------------------------------------
 
     async def _follow_one_connection(self) -> None:
+        # OSError and CatchUpError end the connection, not the follower: `_reconnect_for_ever` starts the next one.
         link = self.link = await self.connector.connect()
         self._not_connected.ends()
         self.connects += 1
@@ -219,13 +223,13 @@ class Follower:
         return self.connector.can_reset(stream) and self._catch_up.can_reset(stream)
 
     def counters(self) -> Counters:
-        """What went over the present connection, or the last one."""
+        """Returns the counters of the present connection, or of the last one."""
         return self.link.counters if self.link is not None else Counters()
 
     # --- commands -------------------------------------------------------------------------------------------------
 
     async def _take(self, commands: Sequence[Command]) -> None:
-        """The commands of one read, one after another, then what follows from all of them."""
+        """Applies the commands of one read in order, then delivers the facts that became due."""
         for stream, number in Counter(command.stream for command in commands if type(command) is RData).items():
             received_rdata.add(stream if stream in self._streams else OTHER, number)
         for command in commands:
@@ -271,8 +275,10 @@ class Follower:
             self._note(event)
 
     async def _begin_anew(self, event: Reset) -> None:
-        """What is left of the stream's former life goes out; of its new one nothing is handled before it was fetched."""
+        """Handles a stream that started again: delivers what is left of its former generation, then fetches the new one."""
         upto = event.token if self._catch_up.covers(event.stream) else 0
+        # Say the stream started again, and its writer is at 8 now. The cursors took 8 as soon as the command came, but facts
+        # 1 to 8 are not here. Delivering the old rows below reports the cursors as handled. So the writer goes to 0 first.
         if upto:
             self._cursors.rewind(event.stream, event.instance)
             event = Reset(event.stream, event.instance, 0)
@@ -285,8 +291,10 @@ class Follower:
             await self._fill(Gap(event.stream, event.instance, 0, upto))
 
     async def _learn(self) -> None:
-        """All writers there are, read after the server has told its positions: none can have come in between."""
+        """Reads all writers that exist, after the server sent its positions."""
         self._has_learned = True
+        # Called at the first POSITION of the connection, so the writers are read after the server took its snapshot. A writer
+        # that joined in between is found here. One that joins later has all its facts above the linear position.
         for stream, writers in (await self._catch_up.writers(self.options.streams)).items():
             if self._cursors.knows(stream):
                 self._cursors.learn(stream, writers.positions)
@@ -302,12 +310,12 @@ class Follower:
                 self._touched.add(stream)
             case Reset(stream, instance, token):
                 log.info("follower.stream_reset", stream=stream, writer=instance, token=token)
-                self._starts.pop(stream, None)  # its tokens come again
+                self._starts.pop(stream, None)  # a token of the former generation; its numbers come again
                 self._views[stream] = LinearView(self._cursors.linear(stream))
                 self._touched.add(stream)
 
     def _receive(self, rows: Iterable[FollowedRow]) -> None:
-        """One fact."""
+        """Takes the rows of one fact: ready to deliver, or into the buffer of the linear order."""
         if self.options.view is View.WRITER:
             self._pending += rows
         else:
@@ -315,13 +323,14 @@ class Follower:
             self._views[fact[0].stream].add(fact)
 
     async def _fill(self, gap: Gap) -> None:
-        """Fetch what a POSITION says we may have missed."""
+        """Fetches the range in which facts may be missing; in linear order only marks it, to be read later."""
         self._touched.add(gap.stream)
         if not self._catch_up.covers(gap.stream):
             self.facts_missed_ranges += 1
             log.warning("follower.facts_missed", stream=gap.stream, writer=gap.instance, after=gap.after, upto=gap.upto)
             self._missed(gap)
         elif self.options.view is View.LINEAR:
+            # Read later: the table gives the facts of all writers in order, once the linear position has passed the gap.
             self._views[gap.stream].miss(gap.upto)
         else:
             async with aclosing(self._fetched(gap.stream, gap.instance, Range(gap.after, gap.upto))) as batches:
@@ -333,7 +342,7 @@ class Follower:
     async def _fetched(
         self, stream: str, writer: str | None, wanted: Range
     ) -> AsyncGenerator[tuple[Sequence[FollowedRow], int], None]:
-        """What was missed, batch by batch; while one is handled the next is fetched."""
+        """Yields (rows, position reached), batch by batch. While a batch is handled, the next one is fetched."""
         after, upto, limit = wanted.after, wanted.upto, ROWS_PER_FETCH
         ahead: asyncio.Task[tuple[Sequence[FollowedRow], int]] | None = None
         try:
@@ -348,10 +357,13 @@ class Follower:
                 ahead.cancel()
                 await asyncio.wait([ahead])
 
-    # --- handing out ----------------------------------------------------------------------------------------------
+    # --- delivery -------------------------------------------------------------------------------------------------
 
     async def _hand_out_linear(self) -> None:
-        """In the linear view: everything up to the linear position of each stream that moved, or could not be read before."""
+        """Delivers, in linear order, everything up to the linear position.
+
+        Looks at streams that moved, and at those that could not be read before.
+        """
         if self.options.view is View.WRITER:
             self._touched.clear()
         for stream in sorted(self._touched):
@@ -362,14 +374,16 @@ class Follower:
                         self._pending += rows
                         await self._hand_out(partial(view.read, reached))
             self._pending += view.take(linear)
-            self._touched.discard(stream)
+            self._touched.discard(stream)  # last: after a failed fetch the stream is looked at again
 
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
-        """Hand out what is pending, then `move` the cursor behind it, then tell.
+        """Calls the handler with the pending rows, then ``move``, which moves the cursor behind them, then ``progressed``.
 
-        So whoever stores facts and cursor when told stores what belongs together, and gets nothing twice.
+        So a caller that stores facts and cursor in ``progressed`` stores what belongs together, and gets nothing twice.
         """
-        if cache_feed.has_begun():  # values that these rows make old go before anybody sees the rows or the positions
+        # Cached values that these rows make stale are dropped first. Otherwise the handler, or a caller that sees the new
+        # position, could still read a stale value.
+        if cache_feed.has_begun():
             await asyncio.to_thread(cache_feed.before_advance)
         rows, self._pending = self._pending, []
         if rows and self._starts:
@@ -396,10 +410,13 @@ class Follower:
             self._at_hand = ()
 
     def _beyond_start(self, rows: list[FollowedRow]) -> list[FollowedRow]:
-        """A linear start at a vector token passes once more by facts of the writers that were ahead."""
+        """Returns the rows that the start token does not cover.
+
+        In linear order, a start at a vector token passes again over facts of writers that were ahead of its base.
+        """
         starts = self._starts
         for stream in [name for name, start in starts.items() if self.linear(name) > start.highest]:
-            del starts[stream]  # far beyond the start by now
+            del starts[stream]  # all facts still to come lie above the start
         highest = {stream: start.highest for stream, start in starts.items()}
         return [
             row
@@ -408,20 +425,20 @@ class Follower:
         ]
 
     def queued(self) -> dict[str, int]:
-        """Stream -> rows that were received and are not handled yet."""
+        """Returns ``{stream: number}`` of rows that were received and are not handled yet."""
         found = Counter(row.stream for rows in (self._pending, self._at_hand) for row in rows)
         found.update({stream: view.buffered_rows for stream, view in self._views.items() if view.buffered_rows})
         return dict(found)
 
-    # --- where we are ---------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------------
 
     def linear(self, stream: str) -> int:
-        """Every fact of the stream up to here was handled; 0 for a stream that was not heard of."""
+        """Returns the position up to which every fact of the stream was handled; 0 for an unknown stream."""
         in_order = self.options.view is View.LINEAR and stream in self._views
         return self._handed_out.get(stream, 0) if in_order else self._handled_linear.get(stream, 0)
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Per stream and writer: up to where facts were handled."""
+        """Returns ``{stream: {writer: position}}`` up to which facts were handled."""
         if self.options.view is View.WRITER:
             return self._handled
         return {stream: dict.fromkeys(self._handled.get(stream, ()), at) for stream, at in self._handed_out.items()}

@@ -1,8 +1,9 @@
-"""Missed facts over HTTP, for followers without the database: ours or a real Synapse's (``docs/reference/http-catch-up.md``).
+"""Missed facts over HTTP, for followers without the database, from our server or a real Synapse.
 
-Passing troubles (no connection, 5xx, too busy) are tried again a few times and then raised as `CatchUpError`, after which
-a follower comes back; what the server refuses for good is a `GapError`, below the low-water mark ``ResyncNeeded``. Nothing
-that was missed is ever passed over in silence. One request at a time, in a thread; an answer beyond 64 MiB is refused.
+The requests are described in ``docs/reference/http-catch-up.md``. Transient errors (no connection, 5xx, too busy) are
+retried a few times and then raised as `CatchUpError`, after which a follower connects again. A permanent refusal is a
+`GapError`; a range below the low-water mark is ``ResyncNeeded``. So missed facts are never skipped silently. One request
+at a time, in a thread. An answer larger than 64 MiB is refused.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ TIMEOUT_SECONDS = 30.0
 ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 ATTEMPTS = 4
 FIRST_RETRY_SECONDS = 0.2
-#: Streams that live in their writer's memory: they begin anew at 0 with it.
+#: Streams that Synapse keeps in the memory of their writer: they start again at 0 when it does.
 MEMORY_STREAMS = frozenset(declared.name for declared in declarations() if declared.in_memory)
 _MAY_PASS = frozenset({408, 429, 500, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
 class HttpServer:
-    """Where to ask."""
+    """The address of an HTTP server."""
 
     host: str
     port: int
@@ -54,7 +55,7 @@ class HttpServer:
 
     @classmethod
     def parse(cls, url: str) -> HttpServer:
-        """Read ``http://HOST:PORT`` or ``https://…``; raises `BadAddress`."""
+        """Parses ``http://HOST:PORT`` or ``https://…``, with an optional path as prefix. Raises `BadAddress`."""
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -70,7 +71,7 @@ class HttpServer:
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.prefix}"
 
     def connection(self) -> http.client.HTTPConnection:
-        """A new connection, not connected yet."""
+        """Returns a new connection object, which connects at its first request."""
         if self.is_tls:
             return http.client.HTTPSConnection(
                 self.host, self.port, timeout=TIMEOUT_SECONDS, context=checking_context()
@@ -80,14 +81,14 @@ class HttpServer:
 
 @dataclass(frozen=True)
 class HttpServers:
-    """Whom to ask for which writer's facts: one server for all, servers by writer, or both."""
+    """The servers to ask for facts: one for all writers, one for each writer, or both."""
 
     default: HttpServer | None
     by_writer: Mapping[str, HttpServer]
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> HttpServers:
-        """Read ``URL`` and ``WRITER=URL``; raises `BadAddress`."""
+        """Parses ``URL`` and ``WRITER=URL``. Raises `BadAddress`, also for a second URL without a writer."""
         default: HttpServer | None = None
         by_writer: dict[str, HttpServer] = {}
         for text in texts:
@@ -101,7 +102,7 @@ class HttpServers:
         return cls(default, by_writer)
 
     def of(self, stream: str, writer: str | None) -> HttpServer:
-        """The server that has the writer's facts; raises `GapError`."""
+        """Returns the server that has the writer's facts. Raises `GapError` if none is given."""
         found = self.by_writer.get(writer or "", self.default)
         if found is None:
             raise GapError(f"Facts of {stream} of writer {writer!r} were missed: add --catch-up-url {writer}=URL.")
@@ -129,9 +130,10 @@ class _Asked:
 
 
 class HttpCatchUp:
-    """Missed facts from ``servers``.
+    """A source of missed facts: the HTTP servers ``servers``.
 
-    ``writers_of`` tells which writers of a stream are known, for servers that do not say whose a fact is.
+    ``writers_of`` returns the known writers of a stream, for servers whose answers do not name the writer of a fact.
+    ``secret`` is sent as bearer token, unless it is empty.
     """
 
     def __init__(
@@ -186,7 +188,7 @@ class HttpCatchUp:
         return self._rows(asked, answer.updates, reached), reached
 
     def _rows(self, asked: _Asked, updates: list[list[Any]], reached: int) -> list[FollowedRow]:
-        """Ascending, and none outside of the range: some servers of old send others, or in another order."""
+        """Returns the rows inside of the range, ascending. Some old servers send others as well, or in another order."""
         rows: list[FollowedRow] = []
         for update in updates:
             if len(update) not in (2, 3) or type(update[0]) is not int:
@@ -207,7 +209,9 @@ class HttpCatchUp:
         return known[0]
 
     def _ask(self, server: HttpServer, asked: _Asked) -> bytes:
-        """The body of the answer. An attempt that failed is repeated under its transaction ID: the answer may be there."""
+        """Returns the body of the answer. Raises `CatchUpError`, `GapError` or ``ResyncNeeded``."""
+        # The path holds a transaction ID, and is the same in all attempts. So if only the answer was lost, the server can
+        # send it again from its cache.
         path = _path(server, asked)
         retry_seconds = FIRST_RETRY_SECONDS
         for attempt in range(ATTEMPTS):
@@ -239,7 +243,7 @@ class HttpCatchUp:
             if len(body) > ANSWER_LIMIT_BYTES:
                 raise http.client.HTTPException(f"the answer is longer than {ANSWER_LIMIT_BYTES} bytes")
             return response.status, body
-        except BaseException:
+        except BaseException:  # the rest of an answer may be left in the connection: never use it again
             self._connections.pop(server).close()
             raise
 
@@ -258,8 +262,8 @@ def _refusal(asked: _Asked, status: int, trouble: str) -> Exception:
 
 
 def _told(body: bytes) -> str:
-    """What an error answer says, fit for a line."""
+    """Returns the message in the body of an error, made printable and cut to 300 characters."""
     text = body[:2000].decode("utf-8", "replace")
-    with suppress(msgspec.MsgspecError, KeyError, TypeError):  # not every server speaks JSON
+    with suppress(msgspec.MsgspecError, KeyError, TypeError):  # not every server answers with JSON
         text = msgspec.json.decode(body)["error"]
     return printable(str(text)[:300])

@@ -1,4 +1,4 @@
-"""Where missed facts come from: our own tables, or nowhere.
+"""Sources of missed facts: our own tables, or none.
 
 A follower asks for ranges that a server has announced, so everything in them is complete. Database work runs in a
 thread.
@@ -35,38 +35,39 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Writers:
-    """All writers of a stream at one moment."""
+    """All writers of a stream in one snapshot, with the linear position."""
 
     linear: int
     positions: Mapping[str, int]
 
 
 class CatchUp(Protocol):
-    """What a follower needs of a source of missed facts."""
+    """The interface of a source of missed facts, as a follower uses it."""
 
     def covers(self, stream: str) -> bool:
-        """Whether missed facts of the stream, of any writer, can be fetched here."""
+        """Returns true if missed facts of the stream, of any writer, can be fetched here."""
 
     def can_reset(self, stream: str) -> bool:
-        """Whether the stream may start anew at a lower token; one whose facts are kept does not."""
+        """Returns true if the stream may start again at a lower token. A stream with a lasting table does not."""
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        """Linear position and every writer's position, per stream, in one snapshot; empty when not known here."""
+        """Returns linear position and writers' positions per stream, in one snapshot. Empty if this source does not know them."""
 
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
-        """Rows of one writer (None: of all) with after < token <= upto, whole facts, ascending; and how far that got.
+        """Returns rows of one writer (null: of all) with after < token <= upto, and the position reached.
 
-        Raises ``ResyncNeeded`` when facts in that range were trimmed, `CatchUpError` when they cannot be fetched now.
+        Rows are ascending and facts are whole. ``limit`` is the number of rows to aim at. Raises ``ResyncNeeded`` if
+        facts in the range were trimmed, and `CatchUpError` if they cannot be fetched now.
         """
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Releases connections and threads."""
 
 
 class NoCatchUp:
-    """Nothing can be fetched: whatever was missed stays missed, and is counted by the follower."""
+    """A source without facts. Missed facts stay missed, and the follower counts the ranges."""
 
     def covers(self, stream: str) -> bool:
         return False
@@ -87,10 +88,10 @@ class NoCatchUp:
 
 
 class TableCatchUp:
-    """Missed facts from our own tables, in bounded batches, on a connection of its own.
+    """A source of missed facts: our own tables, read in bounded batches on a connection of its own.
 
-    For one follower: ``writers`` raises ``EpochChanged`` when the database was restored since it was asked first, for the
-    cursors that the follower keeps say nothing about the present facts.
+    Each object serves one follower. ``writers`` raises ``EpochChanged`` if the database was restored since its first call,
+    because the follower's cursors then say nothing about the present facts.
     """
 
     def __init__(self, using: str, name: str) -> None:
@@ -114,12 +115,13 @@ class TableCatchUp:
         return await self._in_thread(lambda: self._fetch(stream, writer, after, upto, limit))
 
     async def token(self, stream: str, text: str) -> VectorToken:
-        """Read a token in its text form; raises `TokenError`."""
+        """Parses a token in its text form. Raises `TokenError`."""
         token = await self._in_thread(lambda: VectorToken.parse(text, self._writer_names(stream)))
+        # The writers of a stream announced under one name are hidden from followers: only the linear position counts.
         return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
     async def check_epoch(self, epoch: str, what: str) -> None:
-        """Raises `EpochChanged` for a token of before our database was restored."""
+        """Raises `EpochChanged` if the token was made before our database was restored. ``what`` names it in the message."""
         await self._in_thread(lambda: self._check_epoch(epoch, what))
 
     async def close(self) -> None:
@@ -154,6 +156,8 @@ class TableCatchUp:
         wanted = Wanted(after, upto, None if writer is None or declaration.announced_as else [writer])
         pace = self._paces.setdefault(stream, RowPace())
         with self._connection.cursor() as cursor:
+            # Rows first, then the low-water mark. In the other order, a trim between the two would delete rows of the range,
+            # and the reader would miss them without an error.
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(limit))
             check_not_trimmed(cursor, stream, VectorToken(after), writer)
         pace.learn(rows)

@@ -1,1 +1,1 @@
-"""What both ends of the protocol share beside the protocol itself."""
+"""Parts that both ends of the protocol share, apart from the protocol itself."""

@@ -1,8 +1,8 @@
-"""What a process counts on the wire, and what of it the table of counts has not been told yet.
+"""Counts of the commands of this process, and the part of them that is not added to the table of counts yet.
 
-Connections count commands by their word and by the name that the other side gives itself: plain names only and a bounded
-number of them, the rest is ``other``. The names that the table knows come first, so that all processes take the same ones.
-``received_rdata`` is of the followers of this process, on any of its threads.
+Connections count commands by word and by the name that the other side gives itself. Only plain names are counted, and a
+bounded number of them; the rest is ``other``. Names that the table has are known first, so that all processes use the
+same ones. ``received_rdata`` counts for the followers of this process, on any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["CommandCounts", "Untold", "read_names", "received_rdata"]
 
 
 class CommandCounts:
-    """Commands by word and name of the peer: ``received`` and ``sent``, as they stand in the table."""
+    """Commands by word and name of the other side. The keys of ``received`` and ``sent`` are those of the table."""
 
     def __init__(self) -> None:
         self.received: Counter[str] = Counter()
@@ -27,29 +27,29 @@ class CommandCounts:
         self._known: set[str] = set()
 
     def know(self, names: Iterable[str]) -> None:
-        """Names that are counted already."""
+        """Adds names that the table has."""
         self._known.update(names)
 
     def label(self, name: str) -> str:
-        """What a peer of that name is counted as."""
+        """Returns the label under which a client or server of that name is counted: the name, or ``other``."""
         label = plain_label(name, self._known)
         if label != OTHER:
             self._known.add(label)
         return label
 
     def add_sent(self, label: str, words: Counter[str]) -> None:
-        """Commands that one connection sent."""
+        """Adds commands that one connection sent."""
         for word, number in words.items():
             self.sent[f"{word} {label}"] += number
 
 
 def read_names(cursor: Any) -> set[str]:
-    """The names that the table knows."""
+    """Returns the names that the table has."""
     return {name.partition(" ")[2] for name in counted_names(cursor, ["received", "sent"])}
 
 
 class Untold:
-    """Counts that wait to be added to the table; may be used by any thread."""
+    """Counts that are not added to the table yet. May be used by any thread."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -57,14 +57,15 @@ class Untold:
         self._lock = threading.Lock()
 
     def add(self, name: str, number: int = 1) -> None:
-        """So many more."""
+        """Adds ``number`` to the count of ``name``."""
         with self._lock:
             self._counts[name] += number
 
     def store(self, cursor: Any) -> None:
-        """Add them to the table, once; those that could not be added wait for the next time."""
+        """Adds the counts to the table, each once. If that raises, they are kept for the next call."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
+        # The lock is not held during the write, so that `add`, called on event loops, never waits for the database.
         try:
             add_counts(cursor, [{"kind": self._kind, "name": name, "total": total} for name, total in counts.items()])
         except BaseException:

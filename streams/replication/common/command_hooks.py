@@ -1,7 +1,7 @@
-"""Functions of this process that want to hear what workers tell everybody, such as REMOTE_SERVER_UP.
+"""Handlers of this process for commands that workers send to all others, such as REMOTE_SERVER_UP.
 
-Handlers are called on the event loop of whatever listens (replication server or follower), so they must be quick; what they
-raise is logged and goes no further.
+Handlers are called on the event loop of the replication server or follower, so they must be quick. An exception of a
+handler is logged and not raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _handlers: dict[type[Command], list[Callable[[Any], None]]] = {}
 
 
 def hear(kind: type[C], handler: Callable[[C], None]) -> Callable[[], None]:
-    """Call ``handler`` with every command of that kind from now on; the returned function ends it."""
+    """Calls ``handler`` with every command of that class from now on. The returned function ends this."""
     handlers = _handlers.setdefault(kind, [])
     handlers.append(handler)
 
@@ -33,8 +33,8 @@ def hear(kind: type[C], handler: Callable[[C], None]) -> Callable[[], None]:
 
 
 def tell(command: Command) -> None:
-    """Call all who want to hear this."""
-    for handler in list(_handlers.get(type(command), ())):
+    """Calls the handlers of the command's class."""
+    for handler in list(_handlers.get(type(command), ())):  # a copy: a handler may end its own subscription
         try:
             handler(command)
         except Exception:

@@ -1,6 +1,6 @@
-"""Connections of a server and followers tell the table of readers once a second how far they are.
+"""Storing how far a server's connections and this process's followers are, in the table of readers, once a second.
 
-Blocking; called by one thread at a time, on a connection of its own.
+Blocking. Called by one thread at a time, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ReaderRows"]
 
 
 class ReaderRows:
-    """Writes rows of one kind of reader."""
+    """The rows of one kind of reader (``connection`` or ``follower``), as this process writes them."""
 
     def __init__(self, kind: str, served_by: str, using: str) -> None:
         self._kind = kind
@@ -25,9 +25,9 @@ class ReaderRows:
         self._connection = driver.KeptConnection(using, "replsite readers")
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-        """Insert or update the rows; those with a ``close_reason`` are closed by it. Raises the driver's errors.
+        """Inserts or updates the rows. A row with a ``close_reason`` is closed. Raises the driver's errors.
 
-        Returns those that somebody wants to be disconnected: key -> who.
+        Returns ``{key: requested by}`` for readers whose disconnection was requested.
         """
         if not rows:
             return {}
@@ -37,10 +37,10 @@ class ReaderRows:
             return store_readers(cursor, self._kind, os.getpid(), rows, self._served_by)
 
     def forget_old(self) -> None:
-        """Remove readers of any kind that nobody looks at any more."""
+        """Deletes readers of any kind that ended or went silent long ago, except named readers."""
         with self._connection.cursor() as cursor:
             forget_readers(cursor)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Closes the database connection."""
         self._connection.close()

@@ -1,8 +1,8 @@
-"""Reading missed facts from the tables as fast as they can be had: plain tuples, one object a row, no more.
+"""Fast reading of missed facts from the tables, for followers that are far behind.
 
-For followers that are far behind. What is read is the same as by ``streams.reading.rows.rows_between``, without the times of
-insertion; a test holds the two against each other. Memory is bounded: `RowPace` asks for fewer rows when rows are large.
-Called with a DB-API cursor; blocks.
+It makes plain tuples and one object per row. It reads the same rows as ``streams.reading.rows.rows_between``, without the
+times of insertion; a test compares the two. Memory is bounded: `RowPace` asks for fewer rows when rows are large. Blocking;
+called with a DB-API cursor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _token = attrgetter("token")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Facts with after < token <= upto, of those writers, or of all."""
+    """The facts to read: after < token <= upto, of those writers, or of all if null."""
 
     after: int
     upto: int
@@ -36,16 +36,18 @@ class Wanted:
 def table_rows(
     cursor: Any, declaration: StreamDeclaration, wanted: Wanted, limit: int
 ) -> tuple[list[FollowedRow], int]:
-    """About ``limit`` rows, ascending, facts whole, rows of a fact in order; and the position that this reached.
+    """Returns about ``limit`` rows, and the position reached.
 
-    That is ``wanted.upto`` when nothing is left. The caller must not ask beyond a position that it read before.
+    Rows ascend by token, facts are whole, and the rows of a fact are in order. The position is ``wanted.upto`` if nothing is
+    left. The caller must not ask beyond a position that it read before.
     """
     bounds = wanted.after, wanted.upto
-    with collector_paused():
+    with collector_paused():  # thousands of new tuples would start the garbage collector again and again
         reached, whole = read_whole(
             declaration, lambda table, limit: _fetch(cursor, declaration, table, wanted, limit), bounds, limit
         )
         parts = [_followed(declaration, table, batch) for table, batch in zip(declaration.tables, whole, strict=True)]
+        # heapq.merge is stable: rows of one token keep the order of the declaration's tables.
         return (parts[0] if len(parts) == 1 else list(heapq.merge(*parts, key=_token))), reached
 
 
@@ -73,18 +75,21 @@ def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[
 
 
 class RowPace:
-    """How many rows to ask for next, so that a batch stays near a number of bytes whatever the rows' size."""
+    """The number of rows to ask for, so that a batch stays near ``batch_bytes`` whatever the size of the rows."""
 
     def __init__(self, batch_bytes: int = 8 * 1024 * 1024, first_rows: int = 1_000) -> None:
         self._batch_bytes = batch_bytes
         self._rows = first_rows
 
     def limit(self, most: int) -> int:
-        """Rows to ask for now."""
+        """Returns the number of rows to ask for now, at most ``most``."""
         return min(self._rows, most)
 
     def learn(self, rows: Sequence[FollowedRow]) -> None:
-        """What came; a few of the rows tell the size of all. Grows fourfold at most."""
+        """Adapts the number to the size of the rows that came, estimated from a sample.
+
+        It grows at most fourfold a call, and is never below 10.
+        """
         if not rows:
             return
         sample = rows[:: max(1, len(rows) // 32)]

@@ -1,7 +1,8 @@
-"""Writing and asking the tables of what workers say: named SQL (pure).
+"""Named SQL for the tables of workers' reports and of counts (pure).
 
-Every function is given a cursor; the caller decides about the transaction and what to do about errors. Times that come
-from other machines' clocks are ages, so that all rows stand on the database's clock.
+Every function is given a cursor. The caller decides about the transaction and handles errors. The time of a connection's
+last command is given as an age in seconds, so that the row stands on the database's clock. Times called ``ms`` are those
+that workers reported.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = [
     "take_over",
 ]
 
-#: Name: a connection over which users sync, or news of it.
+#: Inserts connections over which users sync, or updates their names and times of last news.
 _CONNECTIONS = """
 INSERT INTO streams_workerconnection AS known (key, name, address, served_by, connected_at, last_news_at)
 SELECT key, name, address, %(served_by)s, clock_timestamp(), clock_timestamp() - make_interval(secs => age)
@@ -34,7 +35,7 @@ FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (key text, name text, address 
 ON CONFLICT (key) DO UPDATE SET name = excluded.name,
     last_news_at = greatest(known.last_news_at, excluded.last_news_at)
 """
-#: Name: users that began to sync, or did once more.
+#: Inserts users that started to sync, or updates the time of those that synced again.
 _SYNCS = """
 INSERT INTO streams_syncinguser AS known (connection_key, worker, user_id, device_id, last_sync_at)
 SELECT connection, worker, "user", device, to_timestamp(ms / 1000.0)
@@ -47,7 +48,7 @@ USING jsonb_to_recordset(%(rows)s::jsonb) AS given (connection text, worker text
 WHERE s.connection_key = given.connection AND s.worker = given.worker AND s.user_id = given."user"
   AND s.device_id = given.device
 """
-#: Name: a worker speaks over another connection now; what it said over earlier ones is old.
+#: Deletes the users that a worker reported over connections other than its present one.
 _TAKE_OVER = """
 DELETE FROM streams_syncinguser s
 USING jsonb_each_text(%(rows)s::jsonb) AS given (worker, connection)
@@ -58,16 +59,17 @@ _FORGET_CONNECTIONS = """
 WITH gone AS (DELETE FROM streams_workerconnection WHERE key = ANY(%(keys)s))
 DELETE FROM streams_syncinguser WHERE connection_key = ANY(%(keys)s)
 """
-#: Name: connections of a server that is starting: those of its earlier life.
+#: Deletes the connections of a server's earlier run, while it starts.
 _FORGET_SERVER = """
 WITH gone AS (DELETE FROM streams_workerconnection WHERE served_by = %(served_by)s RETURNING key)
 DELETE FROM streams_syncinguser s USING gone WHERE s.connection_key = gone.key
 """
-#: Name: news that lie ahead are of before the clock was set back; they are as good as news of now, and grow old from here on.
+#: Times of last news in the future are from before the clock was set back. They are set to now, and age from here on.
+#: Otherwise such a connection would be kept until the clock has caught up.
 _NEWS_AHEAD = (
     "UPDATE streams_workerconnection SET last_news_at = clock_timestamp() WHERE last_news_at > clock_timestamp()"
 )
-#: Name: connections without news; their server died, or they say nothing at all.
+#: Deletes connections without news: their server died, or they send nothing at all.
 _FORGET_SILENT = """
 WITH gone AS (
     DELETE FROM streams_workerconnection WHERE last_news_at < clock_timestamp() - make_interval(secs => %(silence)s)
@@ -79,7 +81,8 @@ DELETE FROM streams_useraddress WHERE id IN (
     SELECT id FROM streams_useraddress WHERE last_seen_at < clock_timestamp() - make_interval(secs => %(seconds)s)
     ORDER BY last_seen_at LIMIT 1000)
 """
-#: Name: what is beyond the stream's position is of its last life, so the sender has nothing of this one yet.
+#: A token beyond the stream's position belongs to an earlier generation. The sender has then handled nothing of the present
+#: one, so 0 is stored.
 _ACKNOWLEDGEMENTS = """
 INSERT INTO streams_federationacknowledgement (instance_name, token, acknowledged_at)
 SELECT key, CASE WHEN value::bigint > announced.position THEN 0 ELSE value::bigint END, clock_timestamp()
@@ -87,7 +90,8 @@ FROM jsonb_each_text(%(rows)s::jsonb),
      (SELECT max(position) AS position FROM streams_streamposition WHERE stream = 'federation') AS announced
 ON CONFLICT (instance_name) DO UPDATE SET token = excluded.token, acknowledged_at = excluded.acknowledged_at
 """
-#: Name: where users were seen; never a time in the future, which nothing later could replace.
+#: Inserts or updates users' addresses. Times in the future are cut at now, because no later report could replace them.
+#: Sorted by key, so that two servers that write the same rows lock them in the same order and cannot deadlock.
 _ADDRESSES = """
 INSERT INTO streams_useraddress AS known (user_id, token_digest, ip, device_id, user_agent, last_seen_at)
 SELECT "user", digest, ip, device, agent, least(to_timestamp(ms / 1000.0), clock_timestamp())
@@ -97,6 +101,7 @@ ORDER BY "user", digest, ip
 ON CONFLICT (user_id, token_digest, ip) DO UPDATE SET device_id = excluded.device_id, user_agent = excluded.user_agent,
     last_seen_at = greatest(known.last_seen_at, excluded.last_seen_at)
 """
+#: Adds to the counts; sorted by key for the same reason as `_ADDRESSES`.
 _COUNTS = """
 INSERT INTO streams_wirecount AS known (kind, name, total)
 SELECT kind, name, total FROM jsonb_to_recordset(%(rows)s::jsonb) AS given (kind text, name text, total bigint)
@@ -108,66 +113,72 @@ Row = Mapping[str, Any]
 
 
 def store_connections(cursor: Any, rows: Sequence[Row], served_by: str) -> None:
-    """Rows of ``key``, ``name``, ``address`` and ``age`` (seconds since the worker said something)."""
+    """Inserts or updates connections: rows of ``key``, ``name``, ``address`` and ``age`` (seconds since the last command)."""
     _write(cursor, _CONNECTIONS, rows, served_by=served_by)
 
 
 def store_syncs(cursor: Any, rows: Sequence[Row]) -> None:
-    """Rows of ``connection``, ``worker``, ``user``, ``device`` and ``ms`` (since the epoch)."""
+    """Inserts or updates syncing users: rows of ``connection``, ``worker``, ``user``, ``device`` and ``ms`` (since the epoch)."""
     _write(cursor, _SYNCS, rows)
 
 
 def end_syncs(cursor: Any, rows: Sequence[Row]) -> None:
-    """Rows of ``connection``, ``worker``, ``user`` and ``device``."""
+    """Deletes syncing users: rows of ``connection``, ``worker``, ``user`` and ``device``."""
     _write(cursor, _ENDS, rows)
 
 
 def take_over(cursor: Any, connections: Mapping[str, str]) -> None:
-    """``{worker: connection}``: these workers speak over these connections now."""
+    """Deletes what workers reported over connections other than the given ones. ``connections``: ``{worker: connection}``."""
     _write(cursor, _TAKE_OVER, connections)
 
 
 def forget_workers(cursor: Any, workers: Sequence[str]) -> None:
-    """All users of these worker processes."""
+    """Deletes all syncing users of these worker processes."""
     if workers:
         cursor.execute(_FORGET_WORKERS, {"workers": list(workers)})
 
 
 def forget_connections(cursor: Any, keys: Sequence[str]) -> None:
-    """These connections and all users that were said to sync over them."""
+    """Deletes these connections and all syncing users reported over them."""
     if keys:
         cursor.execute(_FORGET_CONNECTIONS, {"keys": list(keys)})
 
 
 def forget_server(cursor: Any, served_by: str) -> None:
-    """What an earlier life of this server left."""
+    """Deletes connections and syncing users from an earlier run of this server."""
     cursor.execute(_FORGET_SERVER, {"served_by": served_by})
 
 
 def forget_old(cursor: Any, silence_seconds: float, address_seconds: float) -> None:
-    """Connections without news for so long, and some of the addresses that were not seen for so long."""
+    """Deletes connections without news for ``silence_seconds``, with their users.
+
+    Also deletes up to 1,000 addresses that were not seen for ``address_seconds``.
+    """
     cursor.execute(_NEWS_AHEAD)
     cursor.execute(_FORGET_SILENT, {"silence": silence_seconds})
     cursor.execute(_FORGET_ADDRESSES, {"seconds": address_seconds})
 
 
 def store_acknowledgements(cursor: Any, tokens: Mapping[str, int]) -> None:
-    """``{instance: token}``: the last word of each."""
+    """Stores the last acknowledged token of each federation sender: ``{instance: token}``."""
     _write(cursor, _ACKNOWLEDGEMENTS, tokens)
 
 
 def store_addresses(cursor: Any, rows: Sequence[Row]) -> None:
-    """Rows of ``user``, ``digest``, ``ip``, ``device``, ``agent`` and ``ms`` (since the epoch)."""
+    """Inserts or updates users' addresses.
+
+    Rows of ``user``, ``digest`` (of the access token), ``ip``, ``device``, ``agent`` and ``ms`` (since the epoch).
+    """
     _write(cursor, _ADDRESSES, rows)
 
 
 def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
-    """Rows of ``kind``, ``name`` and ``total``, which is added."""
+    """Adds to the stored counts: rows of ``kind``, ``name`` and ``total``, the number to add."""
     _write(cursor, _COUNTS, rows)
 
 
 def counted_names(cursor: Any, kinds: Sequence[str]) -> list[str]:
-    """The names of these kinds that the table has."""
+    """Returns the names of these kinds that the table has, at most 10,000."""
     cursor.execute("SELECT name FROM streams_wirecount WHERE kind = ANY(%(kinds)s) LIMIT 10000", {"kinds": list(kinds)})
     return [name for (name,) in cursor.fetchall()]
 

@@ -1,7 +1,7 @@
-"""Writing to the database in the background of an event loop: coalesced, in a thread of its own, retried, never in the way.
+"""Writing to the database in the background of an event loop: coalesced, in a thread of its own, with retries.
 
-What is to be written is collected on the loop and written in the thread; a batch that could not be written is tried again
-before another one is collected, so whoever collects must bound what waits meanwhile.
+Batches are collected on the loop and written in the thread. A batch that could not be written is tried again before
+another one is collected. So the collecting side must bound what waits meanwhile.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ RETRY_SECONDS = 1.0
 
 
 class Flusher(Generic[B]):
-    """Writes what ``collect`` gives (None: nothing) soon after `wake`, at least ``gap_seconds`` apart.
+    """A background writer: writes what ``collect`` returns (null: nothing) soon after `wake`.
 
-    Without a wake it looks each ``idle_seconds``. ``close`` is called in the thread at the end.
+    Two writes are at least ``gap_seconds`` apart. Without `wake`, ``collect`` is called every ``idle_seconds``. ``close`` is
+    called in the thread at the end.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Flusher(Generic[B]):
         self._gap_seconds = gap_seconds
         self._idle_seconds = idle_seconds
         self._close = close
+        #: The batch that was collected and is not written yet. It survives a lost connection, and is written next.
         self._unwritten: B | None = None
         self._away = Condition(log, "flusher.database_away", "flusher.database_back", flusher=name)
         self._wake = asyncio.Event()
@@ -52,26 +54,30 @@ class Flusher(Generic[B]):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin; called on the loop."""
+        """Starts the background task. Called on the loop."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     def wake(self) -> None:
-        """There is something to write; called on the loop."""
+        """Requests a write. Called on the loop."""
         self._wake.set()
 
     async def run(self, work: Callable[[], None]) -> None:
-        """Do something in the thread now; what it raises is the caller's."""
+        """Runs ``work`` in the thread, after a write that is under way. Exceptions are raised to the caller."""
         await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def stop(self) -> None:
-        """Write what is left, once, and end. A write that is under way is waited for: it must not happen twice."""
+        """Writes once what is left, and ends.
+
+        A write that is under way is waited for and not cancelled: the thread would finish it anyway, and it must not
+        happen twice.
+        """
         if self._task is not None:
             self._stopping.set()
             self._wake.set()
             await self._task
             self._task = None
             if await self._flush():
-                await self._flush()  # what came while a batch was tried again
+                await self._flush()  # the first call may have written a batch from before, and collected nothing
         await self.run(self._close)
         self._thread.shutdown(wait=False)
 
@@ -81,12 +87,12 @@ class Flusher(Generic[B]):
             self._wake.clear()
             written = await self._flush()
             if not written:
-                self._wake.set()
+                self._wake.set()  # try again after RETRY_SECONDS, not after idle_seconds
             await _wait(self._stopping, self._gap_seconds if written else RETRY_SECONDS)
 
     async def _flush(self) -> bool:
         if self._unwritten is not None:
-            self._wake.set()  # whoever woke us meanwhile has something of his own
+            self._wake.set()  # a wake meanwhile was for newer data: collect that in the next turn
         else:
             self._unwritten = self._collect()
         if self._unwritten is None:
@@ -96,7 +102,7 @@ class Flusher(Generic[B]):
         except driver.connection_gone as error:
             self._note(error)
             return False
-        except Exception:  # a batch that cannot be written must not keep all later ones from it
+        except Exception:  # a batch that can never be written must not block all later ones
             log.exception("flusher.batch_lost", flusher=self._name)
         else:
             self._note(None)
@@ -104,7 +110,7 @@ class Flusher(Generic[B]):
         return True
 
     def _note(self, error: Exception | None) -> None:
-        """One line when it begins to fail, one when it is over."""
+        """Logs one line when writing begins to fail, and one when it works again."""
         if error is not None:
             self._away.begins(error)
         else:
@@ -112,6 +118,6 @@ class Flusher(Generic[B]):
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:
-    """For the event, but no longer."""
+    """Waits for the event, at most ``seconds``."""
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)

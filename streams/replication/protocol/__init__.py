@@ -1,1 +1,1 @@
-"""The replication protocol without any socket: commands, one connection, cursors, the order of delivery."""
+"""The replication protocol without sockets: commands, connection rules, cursors and the order of delivery."""

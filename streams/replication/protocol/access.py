@@ -1,7 +1,7 @@
-"""Who may speak to the replication port, and how: plain text, TLS, or not at all (pure).
+"""Admission to the replication port by the client's address: plain text, TLS, or refused (pure).
 
-Without TLS: loopback and the named networks, in plain text. With TLS: everybody, with a client certificate; the named
-networks may speak plain text as well, since a worker of 1.43 knows no TLS.
+Without TLS, only loopback and the named networks are admitted, in plain text. With TLS, every address is admitted with a
+client certificate. The named networks may then use plain text as well, because a worker of 1.43 does not support TLS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Speech(enum.Enum):
-    """What a client may speak."""
+    """The transport that a client may use."""
 
     PLAIN = "plain"
     TLS = "TLS"
@@ -28,7 +28,7 @@ class Speech(enum.Enum):
 
 
 def networks_of(texts: Sequence[str], setting: str = "REPLSITE_PLAIN_NETWORKS") -> list[Network]:
-    """The networks of the setting; raises `BadAddress`."""
+    """Returns the parsed networks. Raises `BadAddress`, with the name of ``setting``, if a text is not a network."""
     try:
         return [ipaddress.ip_network(text) for text in texts]
     except ValueError as error:
@@ -36,13 +36,17 @@ def networks_of(texts: Sequence[str], setting: str = "REPLSITE_PLAIN_NETWORKS") 
 
 
 def is_among(host: str, networks: Sequence[Network]) -> bool:
-    """Whether this is an address of one of the networks."""
+    """Returns true if ``host`` is an IP address in one of the networks."""
     address = _address(host)
     return address is not None and any(address in network for network in networks)
 
 
 def address_key(host: str) -> str:
-    """What counts as one client: an address, the /64 of IPv6 that one client may have all of, this machine."""
+    """Returns the key under which limits count a client.
+
+    An IPv4 address is its own key. IPv6 addresses share the key of their /64, because one client may own a whole /64. All
+    loopback addresses share ``loopback``. A host that is no IP address is its own key.
+    """
     address = _address(host)
     if address is None:
         return host
@@ -52,14 +56,14 @@ def address_key(host: str) -> str:
 
 
 class Access:
-    """Decides by the client's address."""
+    """The admission rule: maps a client's address to the transport that it may use."""
 
     def __init__(self, plain_networks: Sequence[str] = (), *, has_tls: bool = False) -> None:
         self._networks = networks_of(plain_networks)
         self._has_tls = has_tls
 
     def of(self, host: str) -> Speech:
-        """What a client from there may speak; a host that is no IP address is a local one, such as a socket file."""
+        """Returns the transport for a client from ``host``. A host that is no IP address, such as a socket file, is local."""
         address = _address(host)
         if address is None:
             return Speech.TLS if self._has_tls else Speech.PLAIN
@@ -68,7 +72,7 @@ class Access:
         return Speech.PLAIN if self._is_named(address) or address.is_loopback else Speech.NOTHING
 
     def is_near(self, host: str) -> bool:
-        """Whether this is the address of this machine or of a named network."""
+        """Returns true if ``host`` is an address of this machine (loopback) or of a named network."""
         address = _address(host)
         return address is not None and (self._is_named(address) or address.is_loopback)
 
@@ -77,7 +81,7 @@ class Access:
 
 
 def _address(host: str) -> _IPAddress | None:
-    """The IP address that it is, that of IPv4 where one is mapped into IPv6; None for anything else."""
+    """Returns the IP address, or null if ``host`` is none. An IPv4 address mapped into IPv6 is returned as IPv4."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

@@ -1,16 +1,14 @@
-"""What the broadcaster says, given stored positions and rows (pure).
+"""Computes what the broadcaster sends, from snapshots of stored positions (pure).
 
-One *round* turns a snapshot of stored positions into steps: announce a writer, read a writer's rows, or move a writer
-whose rows need no reading. The order of steps carries two promises to followers:
+One *round* turns a snapshot into steps: announce a new writer, read a writer's rows, or move a writer that has no rows
+in between. Followers compute a linear position from the writers that they know, which gives two rules:
 
-- A writer that nobody was told of is announced before anything else of its stream. Whoever then computes a linear
-  position from the writers it knows cannot pass the new one. It is announced at the linear position *before* it came:
-  its row is committed before its first reservation, so all its facts lie above that.
-- A retired writer has nothing pending, so it is said to be where the linear position is; otherwise the place where it
-  stopped would hold back every follower for ever. So is a writer whose row is gone, and, on a stream that nobody has
-  written yet, a stand-in that lets clients see the stream at all.
+* A new writer is announced before anything else of its stream, so that no follower's linear position passes its facts.
+* A retired writer, or one whose stored row is gone, moves along with the linear position. Otherwise the position where
+  it stopped would hold back every follower for ever. The same holds for the stand-in, which makes a stream visible that
+  has no writer yet.
 
-Assumes that snapshots come in the order they were taken, and that rows of a step are read after its snapshot.
+Assumes that snapshots come in the order in which they were taken, and that rows of a step are read after its snapshot.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class StoredHere(Stored, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _AllWriters:
-    """The writers of a stream that is announced under one name."""
+    """A stand-in for all writers of a stream that is announced under one name."""
 
     position: int
     generation: int
@@ -46,7 +44,7 @@ class _AllWriters:
 
 
 class Row(Protocol):
-    """A row of a fact, as `streams.reading.rows.rows_between` gives it."""
+    """A row of a fact, as returned by `streams.reading.rows.rows_between`."""
 
     @property
     def token(self) -> int: ...
@@ -56,7 +54,7 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell of a writer that was not known before."""
+    """A step: send a POSITION for a writer that followers do not know, or whose stream started again at 0."""
 
     stream: str
     writer: str
@@ -65,7 +63,7 @@ class Announce:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read and send the writer's rows with after < token <= upto."""
+    """A step: read and send the writer's rows with after < token <= upto."""
 
     stream: str
     writer: str
@@ -75,7 +73,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Say that the writer has nothing between the two positions."""
+    """A step: send a POSITION that moves the writer over a range without rows."""
 
     stream: str
     writer: str
@@ -88,7 +86,7 @@ Step = Announce | Read | Move
 
 @dataclass(slots=True)
 class Lines:
-    """Encoded lines, ready for every connection."""
+    """Encoded lines, the same bytes for every connection."""
 
     data: bytes = b""
     count: int = 0
@@ -100,30 +98,28 @@ class Lines:
 
 @dataclass(slots=True)
 class _StreamState:
-    """What was said of one stream: per writer up to where, and the linear position of the last snapshot.
-
-    ``said_linear`` is that of the last snapshot whose steps were carried out: in one that failed a writer may have come that
-    nobody was told of, and have written below its linear position.
-    """
+    """The announced state of one stream: the position last sent for each writer, and the linear position."""
 
     sent: dict[str, int] = field(default_factory=dict)
     linear: int = 1
+    """The linear position of the last snapshot."""
     said_linear: int = 1
+    """The linear position of the last snapshot whose steps were carried out."""
     paced_at: float = -1e9
     generation: int = 0
     to_reset: set[str] = field(default_factory=set)
-    """Writers whose followers were not told yet that the stream began anew."""
+    """Writers that still have to be announced at 0, after the stream started again."""
     wants_round_at: float = math.inf
 
 
 class Announcer:
-    """Where every writer was last said to be, and what has to be said next.
+    """The positions last sent for every writer, and the computation of the next steps.
 
-    `steps` may be called by another thread than the rest, while nobody calls `start` or `skip`.
+    `steps` may run in another thread, as long as `start` and `skip` are not called meanwhile.
 
-    ``streams`` gives the order of announcements; ``stand_in`` names the writer shown for a stream that has none.
-    Streams ``in_memory`` are at 0 while they are empty, and may start again. ``announced_as`` names the streams that are
-    told under one name, up to their linear position.
+    ``streams`` gives the order of announcements. ``stand_in`` is the writer shown for a stream without writers. Streams
+    ``in_memory`` are at 0 while they are empty, and may start again at 0. ``announced_as`` maps a stream to the one name
+    under which all its writers are announced, up to the linear position.
     """
 
     def __init__(
@@ -141,11 +137,11 @@ class Announcer:
 
     @property
     def wants_round_at(self) -> float:
-        """When a retired writer that was left where it is has to be moved; infinity when there is none."""
+        """Returns when the next deferred `Move` is due, on the clock of `steps`, or infinity."""
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
     def start(self, snapshot: Mapping[str, Mapping[str, StoredHere]]) -> None:
-        """Begin at the stored positions; nothing earlier is ever sent."""
+        """Starts at the stored positions. Nothing earlier is ever sent."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
             state.linear = state.said_linear = linear_position(stored.values(), state.linear)
@@ -156,9 +152,11 @@ class Announcer:
     def steps(
         self, snapshot: Mapping[str, Mapping[str, StoredHere]], now: float, only: Collection[str] | None = None
     ) -> list[Step]:
-        """What to do to get from what was said to the snapshot, in order; of the streams in ``only``, when given.
+        """Returns the steps from the positions last sent to the snapshot, in the order to carry them out.
 
-        `said` tells afterwards what of it was done; a `Move` must be left out when the `Read` before it was cut short.
+        ``now`` is in seconds of a clock that never goes back. With ``only``, other streams are left out. The caller
+        confirms each step that it carried out with `said`. If a `Read` was cut short, the caller must leave out the
+        `Move` after it.
         """
         steps: list[Step] = []
         for name, state in self._streams.items():
@@ -167,7 +165,7 @@ class Announcer:
         return steps
 
     def skip(self, snapshot: Mapping[str, Mapping[str, StoredHere]]) -> None:
-        """Nobody listens: go to the snapshot without a word."""
+        """Goes to the snapshot without any steps; for a server without clients."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
             self._begin_anew(state, stored)
@@ -177,14 +175,14 @@ class Announcer:
                 state.sent[writer] = max(state.sent.get(writer, 0), target)
 
     def said(self, stream: str, writer: str, position: int) -> None:
-        """Lines that bring the writer to this position went out."""
+        """Records that lines were sent that bring the writer to ``position``."""
         state = self._streams[stream]
         state.sent[writer] = position
-        state.said_linear = state.linear
+        state.said_linear = state.linear  # the caller sends all steps of a round, or none
         state.to_reset.discard(writer)
 
     def positions(self) -> Iterator[tuple[str, str, int]]:
-        """(stream, writer, position) of everything said so far, in the order of announcement."""
+        """Yields (stream, writer, position) as last sent, in the order of announcement."""
         for name, state in self._streams.items():
             for writer, position in sorted(state.sent.items()):
                 yield name, writer, position
@@ -192,11 +190,15 @@ class Announcer:
     def _of(self, name: str, state: _StreamState, stored: Mapping[str, StoredHere], now: float) -> Iterator[Step]:
         state.wants_round_at = math.inf
         self._begin_anew(state, stored)
+        # Not state.linear: the last round may have failed. Say its snapshot had a new writer B and linear position 10, and
+        # B wrote 9. B was not announced. Announced now at 10, its fact 9 would be skipped; said_linear, 7, is below it.
         before = state.said_linear
         state.linear = max(state.linear, linear_position(stored.values(), state.linear))
         sent = dict(state.sent)
         for writer in sorted(state.to_reset):
             yield Announce(name, writer, sent[writer])
+        # A writer commits its row before it reserves its first ID. So all its facts lie above the linear position from
+        # before it came, and it is announced there, before the steps of other writers move followers past its facts.
         for writer in sorted(stored.keys() - sent.keys()):
             sent[writer] = min(before, stored[writer].position)
             yield Announce(name, writer, sent[writer])
@@ -208,6 +210,8 @@ class Announcer:
                 yield Read(name, writer, sent[writer], end)
             if target <= max(end, sent[writer]):
                 continue
+            # The rest is a writer without pending facts that only keeps pace with the linear position. That would be a
+            # line per writer and round, so it is sent once an interval; wants_round_at asks for the round that sends it.
             if pace_due:
                 state.paced_at = now
                 moves.append(Move(name, writer, max(end, sent[writer]), target))
@@ -218,7 +222,7 @@ class Announcer:
     def _stored(
         self, snapshot: Mapping[str, Mapping[str, StoredHere]], name: str, state: _StreamState
     ) -> Mapping[str, StoredHere]:
-        """The stream's writers, or the one that is announced in their place: it is where the stream is."""
+        """Returns the stored writers. A stream announced under one name has this one, at the linear position."""
         stored = snapshot.get(name, {})
         if (announced := self._announced_as.get(name)) is None or not stored:
             return stored
@@ -226,14 +230,14 @@ class Announcer:
 
     @staticmethod
     def _begin_anew(state: _StreamState, stored: Mapping[str, StoredHere]) -> None:
-        """A stream in memory that started again: every writer is told to be at 0 before anything else of it."""
+        """Resets all writers to 0 if the stream, in memory, has a new generation."""
         if (generation := _generation(stored)) > state.generation:
             state.generation, state.linear, state.said_linear = generation, 0, 0
             state.sent = dict.fromkeys(state.sent, 0)
             state.to_reset = set(state.sent)
 
     def _with_pacers(self, state: _StreamState, stored: Mapping[str, StoredHere]) -> dict[str, int]:
-        """Targets of the stored writers, and of those without a row, which only keep pace with the linear position."""
+        """Returns the target position of each writer. Writers without a stored row follow the linear position."""
         gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
         return gone | positions_to_show(stored, state.linear)
 
@@ -243,16 +247,17 @@ def _generation(stored: Mapping[str, StoredHere]) -> int:
 
 
 def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:
-    """A POSITION line; stream and writer are names that were checked where they were given."""
+    """Returns a POSITION line. The names are not checked here, but where they enter the program."""
     return b"POSITION %s %s %d %d\n" % (stream.encode(), writer.encode(), previous, new)
 
 
 def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE_LIMIT_BYTES) -> Lines:
-    """The lines for rows of one writer, whole tokens, ascending, that reach from ``step.after`` to ``reached``.
+    """Returns the lines that bring followers from ``step.after`` to ``reached``: those of the rows, or a POSITION.
 
-    All rows of a token but the last carry ``batch``. A POSITION follows when more was reached than the last row, or
-    when there are no rows at all. A fact with a row that no line can hold becomes a POSITION whose `prev` is its own
-    token: every follower is behind that, so it fetches the fact.
+    ``rows`` are whole facts of one writer, ascending. All rows of a fact but the last have ``batch`` in place of the
+    token. A POSITION follows if ``reached`` lies above the last row, or if there are no rows. A fact with a row that does
+    not fit into a line of ``limit`` bytes becomes a POSITION whose ``prev`` is the fact's own token. Every follower is
+    behind that token, so it fetches the fact.
     """
     prefix = b"RDATA %s %s " % (step.stream.encode(), step.writer.encode())
     out: list[bytes] = []
@@ -287,7 +292,7 @@ def _fact_lines(prefix: bytes, token: int, fact: Sequence[Row], limit: int) -> l
 
 
 def _by_token(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row]]]:
-    """Neighbours with the same token, together."""
+    """Yields (token, rows): neighbours with the same token, together."""
     start = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or rows[end].token != rows[start].token:

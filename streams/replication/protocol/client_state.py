@@ -1,9 +1,9 @@
-"""What a following process tells the server about itself, and tells it again after every reconnect (pure).
+"""State that a following process reports to its server, and reports again after every reconnect (pure).
 
-The counterpart of a worker's reports: who syncs here, up to where federation was taken, from where users came, that a remote
-server is up. Give a `Speaker` to the follower's options; while there is no connection only what lasts is remembered: who
-syncs, and the last acknowledgement. Every method raises `UnsendableCommand` for what no line can carry. Assumes one caller
-at a time, on the follower's loop.
+It is the sending side of a worker's reports: which users sync here, the position up to which federation was sent, users'
+addresses, and remote servers that are up again. A `Speaker` is given in the follower's options. Without a connection, only
+lasting state is kept: syncing users and the last acknowledgement. Every method raises `UnsendableCommand` if no line can
+carry the command. Assumes one caller at a time, on the follower's event loop.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from streams.replication.protocol.commands import (
 
 __all__ = ["Speaker"]
 
-#: An address of a user is told again only after this.
+#: The same address of a user is reported again only after this time.
 SEEN_AGAIN_MS = 120_000
-#: Addresses that are remembered for that.
+#: Addresses that are remembered for `SEEN_AGAIN_MS`.
 MOST_ADDRESSES = 10_000
 
 
 class Speaker:
-    """Speaks for one process.
+    """The reported state of one process.
 
-    ``worker_id`` is random per process (version 1.43: five letters), ``instance`` the process's name. ``now_ms`` gives
+    ``worker_id`` is random per process (version 1.43: five letters). ``instance`` is the instance name. ``now_ms`` returns
     milliseconds since the epoch.
     """
 
@@ -49,11 +49,11 @@ class Speaker:
     # --- the connection -------------------------------------------------------------------------------------------
 
     def attach(self, say: Callable[[Command], None] | None) -> None:
-        """From now on speak this way; None: nobody hears."""
+        """Sets the function that sends a command. Null: commands are dropped until the next connection."""
         self._say = say or _nobody
 
     def greeting(self) -> list[Command]:
-        """What a new connection has to be told: everything that lasts."""
+        """Returns the commands for a new connection: a USER_SYNC for each syncing user, and the last acknowledgement."""
         said: list[Command] = [self._sync(key, is_syncing=True) for key in self._syncs]
         self._has_said_syncs = bool(said)
         if self._acknowledged is not None:
@@ -61,13 +61,13 @@ class Speaker:
         return said
 
     def farewell(self) -> list[Command]:
-        """What is said before an orderly end."""
+        """Returns the commands to send before an orderly end."""
         return [ClearUserSync(self._worker_id)] if self._has_said_syncs else []
 
-    # --- who syncs ------------------------------------------------------------------------------------------------
+    # --- syncing users --------------------------------------------------------------------------------------------
 
     def start_syncing(self, user_id: str, device_id: str | None = None) -> None:
-        """The user began to sync here; once more for each further request at the same time."""
+        """Counts one request of a syncing user, and sends USER_SYNC for the first. Each call needs one `stop_syncing`."""
         key = user_id, device_id
         command = _checked(self._sync(key, is_syncing=True))
         self._syncs[key] = self._syncs.get(key, 0) + 1
@@ -76,7 +76,7 @@ class Speaker:
             self._say(command)
 
     def stop_syncing(self, user_id: str, device_id: str | None = None) -> None:
-        """One request of the user ended; with the last one the user syncs no more. Raises ``KeyError`` without a start."""
+        """Ends one request of the user, and sends USER_SYNC after the last one. Raises ``KeyError`` without a start."""
         key = user_id, device_id
         self._syncs[key] -= 1
         if self._syncs[key] == 0:
@@ -87,15 +87,15 @@ class Speaker:
         user_id, device_id = key
         return UserSync(self._worker_id, user_id, is_syncing, self._now_ms(), device_id)
 
-    # --- the rest -------------------------------------------------------------------------------------------------
+    # --- other reports --------------------------------------------------------------------------------------------
 
     def acknowledge_federation(self, token: int) -> None:
-        """Everything of the stream ``federation`` up to there was taken."""
+        """Reports that every fact of stream ``federation`` up to ``token`` was handled."""
         self._acknowledged = token
         self._say(FederationAck(self._instance, token))
 
     def see(self, user_id: str, access_token: str, ip: str, user_agent: str, device_id: str | None = None) -> None:
-        """The user was here from this address; told at most once in two minutes."""
+        """Reports that the user was seen at this address, at most once in two minutes per user, access token and address."""
         now = self._now_ms()
         key = user_id, access_token, ip
         if now < self._seen.get(key, -SEEN_AGAIN_MS) + SEEN_AGAIN_MS:
@@ -105,12 +105,12 @@ class Speaker:
         self._say(command)
 
     def remote_server_up(self, server_name: str) -> None:
-        """Tell everybody that a remote server can be reached again."""
+        """Reports to the server, which relays it, that a remote server can be reached again."""
         self._say(_checked(RemoteServerUp(server_name)))
 
 
 def _nobody(command: Command) -> None:
-    """Without a connection nobody hears."""
+    """Drops the command: there is no connection."""
 
 
 def _checked(command: Command) -> Command:

@@ -1,11 +1,11 @@
-"""The commands of the replication protocol (pure): one value per command, read from and written to lines.
+"""The commands of the replication protocol (pure): one class per command, parsed from lines and formatted as lines.
 
-All of version 1.43, and those that later versions added (`LATER_WORDS`): a client of 1.43 must not be sent these.
+All commands of version 1.43, and those that later versions added (`LATER_WORDS`). A client of 1.43 must not be sent the
+later ones.
 
-A line is the command word, one blank and the arguments; fields are parted by exactly one blank, so two blanks mean an
-empty field. Integers follow Python's ``int()``; tokens have at most 64 bits. The table `COMMANDS` is all there is to know
-about a command: another one is one more row.
-Assumes that a line comes without its line feed and is valid UTF-8.
+A line is the command word, one blank and the arguments. Fields are separated by exactly one blank, so two blanks mean an
+empty field. Integers follow Python's ``int()``; tokens have at most 64 bits. The table `COMMANDS` holds the grammar of
+every command: a new command is one more entry. Assumes that a line comes without its line feed and is valid UTF-8.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ __all__ = [
 #: Longest line of version 1.43, line feed not counted.
 LINE_LIMIT_BYTES = 16_384
 
-#: What stands in place of the token for all but the last row of a token.
+#: The word in place of the token in all rows of a fact but the last.
 _BATCH = "batch"
 _SYNC_STATES = ("start", "end")
 
 
 class Side(enum.Enum):
-    """Who listens and who connects."""
+    """The two ends of a connection: the server listens, the client connects."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -68,20 +68,20 @@ class Side(enum.Enum):
 
 
 class Command(msgspec.Struct, frozen=True):
-    """One command; `WORD` is how it is called on the wire."""
+    """Base of all commands. `WORD` is the command's word on the wire."""
 
     WORD: ClassVar[str] = ""
 
 
 class Server(Command, frozen=True):
-    """The server's name; the first line it sends."""
+    """The server's name: the first line that it sends."""
 
     WORD: ClassVar[str] = "SERVER"
     server_name: str
 
 
 class RData(Command, frozen=True):
-    """One row of a fact. Token None (``batch``): more rows of the same fact follow, the last one has the token."""
+    """One row of a fact. Token null (``batch``): more rows of the same fact follow, and the last one carries the token."""
 
     WORD: ClassVar[str] = "RDATA"
     stream: str
@@ -91,7 +91,7 @@ class RData(Command, frozen=True):
 
 
 class Position(Command, frozen=True):
-    """The writer wrote no rows with previous < token <= new that were not sent, and is at `new` now."""
+    """The position of a writer, now ``new``. All its rows with previous < token <= new, if any, were sent before."""
 
     WORD: ClassVar[str] = "POSITION"
     stream: str
@@ -101,7 +101,7 @@ class Position(Command, frozen=True):
 
 
 class Error(Command, frozen=True):
-    """Something went wrong; whoever sends it closes the connection."""
+    """An error text for people. The sender closes the connection after it."""
 
     WORD: ClassVar[str] = "ERROR"
     text: str
@@ -122,22 +122,22 @@ class RemoteServerUp(Command, frozen=True):
 
 
 class Name(Command, frozen=True):
-    """What the client calls itself."""
+    """The client's name for itself."""
 
     WORD: ClassVar[str] = "NAME"
     name: str
 
 
 class Replicate(Command, frozen=True):
-    """The client asks for the position of every stream; arguments of older versions are ignored."""
+    """A request for the position of every stream. Arguments of older versions are ignored."""
 
     WORD: ClassVar[str] = "REPLICATE"
 
 
 class UserSync(Command, frozen=True):
-    """A user began or ended to sync on the worker process `instance_id` (not its instance name).
+    """A user started or stopped syncing on the worker process ``instance_id`` (not its instance name).
 
-    `device_id` None: the form of 1.43, which has no device. Later versions write the word ``None`` for no device.
+    ``device_id`` null: the form of 1.43, which has no device. Later versions write the word ``None`` for no device.
     """
 
     WORD: ClassVar[str] = "USER_SYNC"
@@ -149,14 +149,14 @@ class UserSync(Command, frozen=True):
 
 
 class ClearUserSync(Command, frozen=True):
-    """Forget every syncing user of that worker process."""
+    """A request to forget every syncing user of that worker process."""
 
     WORD: ClassVar[str] = "CLEAR_USER_SYNC"
     instance_id: str
 
 
 class FederationAck(Command, frozen=True):
-    """A federation sender has taken everything up to the token."""
+    """The acknowledgement of a federation sender: it has handled every fact up to the token."""
 
     WORD: ClassVar[str] = "FEDERATION_ACK"
     instance: str
@@ -164,7 +164,7 @@ class FederationAck(Command, frozen=True):
 
 
 class UserIP(Command, frozen=True):
-    """From where a user's device was seen."""
+    """The address at which a user's device was seen. ``last_seen_ms`` is in milliseconds since the epoch."""
 
     WORD: ClassVar[str] = "USER_IP"
     user_id: str
@@ -185,14 +185,14 @@ class LockReleased(Command, frozen=True):
 
 
 class NewActiveTask(Command, frozen=True):
-    """A scheduled task is there to be run (later versions)."""
+    """A scheduled task is ready to run (later versions)."""
 
     WORD: ClassVar[str] = "NEW_ACTIVE_TASK"
     task_id: str
 
 
 class CancelTask(Command, frozen=True):
-    """A running task is to end (later versions)."""
+    """A request to end a running task (later versions)."""
 
     WORD: ClassVar[str] = "CANCEL_TASK"
     task_id: str
@@ -200,7 +200,7 @@ class CancelTask(Command, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """How the arguments of one command are read and written, and which sides may send it."""
+    """The grammar of one command: the functions that parse and format its arguments, and the sides that may send it."""
 
     kind: type[Command]
     read: Callable[[str], Command]
@@ -209,7 +209,7 @@ class Grammar:
 
 
 def parse_line(line: str) -> Command:
-    """The command in a line; raises `UnknownCommand` or `MalformedCommand`."""
+    """Returns the command in a line. Raises `UnknownCommand` or `MalformedCommand`."""
     word, _, arguments = line.partition(" ")
     grammar = COMMANDS.get(word)
     if grammar is None:
@@ -221,7 +221,11 @@ def parse_line(line: str) -> Command:
 
 
 def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
-    """The line of a command, with its line feed; raises `UnsendableCommand`. Its first blank is always there."""
+    """Returns the line of a command, with its line feed.
+
+    The blank after the word is there even without arguments. Raises `UnsendableCommand` if the line is longer than ``limit``
+    bytes (line feed not counted), or if a field cannot be written.
+    """
     try:
         arguments = COMMANDS[command.WORD].write(command)
     except BadJson as error:
@@ -235,7 +239,10 @@ def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
 
 
 def printable(text: str) -> str:
-    """What a peer said, fit for logs, pages and terminals: whatever would move a cursor or turn text around is replaced."""
+    """Returns text from the other side in a form that is safe in logs, pages and terminals.
+
+    Every unprintable character, such as one that moves a cursor or reverses text, becomes U+FFFD.
+    """
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
@@ -243,7 +250,7 @@ def printable(text: str) -> str:
 
 
 def _fields(arguments: str, form: str) -> list[str]:
-    """As many fields as `form` names; the last one may hold blanks."""
+    """Splits the arguments into as many fields as ``form`` names. The last one may hold blanks."""
     wanted = form.count(" ") + 1
     fields = arguments.split(" ", wanted - 1)
     if len(fields) != wanted:
@@ -259,7 +266,7 @@ def _integer(text: str, field: str) -> int:
 
 
 def _token(text: str, field: str) -> int:
-    """A number that a database can hold."""
+    """Parses a number that a ``bigint`` column can hold."""
     token = _integer(text, field)
     if not -(2**63) <= token < 2**63:
         raise MalformedCommand(f"{field} {_short(text)} has more than 64 bits")
@@ -267,7 +274,7 @@ def _token(text: str, field: str) -> int:
 
 
 def _short(text: str, limit: int = 60) -> str:
-    """Quoted in ASCII; cut before quoting, since quoting may lengthen each character tenfold."""
+    """Quotes the text in ASCII. Cuts before quoting, because quoting may lengthen a character tenfold."""
     return ascii(text) if len(text) <= limit else f"{text[:limit]!a}..."
 
 
@@ -283,9 +290,10 @@ def _read_position(arguments: str) -> Position:
 
 
 def _read_user_sync(arguments: str) -> UserSync:
-    """Four fields, or with a device (later versions) five."""
+    """Parses four fields, or five with a device (later versions)."""
     instance_id, user_id, state, last_sync_ms = _fields(arguments, "instance_id user_id state last_sync_ms")
     device_id = None
+    # Both forms are split into four fields, so with a device the last one is "start 123" or "end 123".
     head, _, rest = last_sync_ms.partition(" ")
     if head in _SYNC_STATES:
         device_id, state, last_sync_ms = state, head, rest
@@ -309,7 +317,7 @@ def _read_user_ip(arguments: str) -> UserIP:
     *names, last_seen_ms = parts
     if not all(name is None or isinstance(name, str) for name in names):
         raise MalformedCommand("access_token, ip, user_agent and device_id are strings or null")
-    if type(last_seen_ms) is not int:
+    if type(last_seen_ms) is not int:  # isinstance would accept true and false
         raise MalformedCommand("last_seen_ms is an integer")
     access_token, ip, user_agent, device_id = names
     return UserIP(user_id, access_token, ip, user_agent, device_id, last_seen_ms)
@@ -333,7 +341,7 @@ def _text(value: str) -> bytes:
 
 
 def _words(*values: str | int) -> bytes:
-    """Fields before the last one must not hold a blank, which would shift all that follow."""
+    """Joins fields with blanks. Refuses a blank inside of a field, which would shift all fields after it."""
     for value in values:
         if isinstance(value, str) and " " in value:
             raise UnsendableCommand(f"field {_short(value)} holds a blank")
@@ -383,5 +391,5 @@ COMMANDS: dict[str, Grammar] = {
     )
 }
 
-#: Commands that 1.43 does not know: a client of it ends the connection when it hears one.
+#: Commands unknown to 1.43: a client of that version ends the connection when it receives one.
 LATER_WORDS = frozenset({LockReleased.WORD, NewActiveTask.WORD, CancelTask.WORD})

@@ -1,9 +1,8 @@
-"""One connection of the replication protocol, seen from either side (pure).
+"""One connection of the replication protocol, for either side (pure).
 
-The object is given bytes and the time; it answers with commands, with bytes to send and with the time when it wants to
-be called again. It touches neither socket nor clock. It follows what Synapse 1.43 does;
-where we are more liberal on purpose, ``docs/reference/wire-differences.md`` says so.
-Assumes one caller at a time and a time that never goes back.
+The object is given bytes and the time. It returns commands, bytes to send, and the time of its next deadline. It uses
+neither socket nor clock. It behaves like Synapse 1.43; where it is more liberal on purpose,
+``docs/reference/wire-differences.md`` says so. Assumes one caller at a time, and a time that never goes back.
 """
 
 from __future__ import annotations
@@ -31,28 +30,28 @@ from streams.replication.protocol.commands import (
 
 __all__ = ["ClientConnection", "CloseReason", "Connection", "Limits", "ServerConnection", "State"]
 
-#: How much of a bad line is shown to whoever sent it.
+#: Characters of a bad line that the ERROR to its sender quotes.
 _QUOTED_CHARACTERS = 80
 _HTTP_METHODS = frozenset({"GET", "POST", "PUT", "HEAD", "DELETE", "OPTIONS", "PATCH", "CONNECT", "PRI"})
 
 
 _HTTP_GUESS = "; this looks like HTTP: is this the replication port?"
-#: How a TLS handshake begins; no command does.
+#: First bytes of a TLS handshake. No command begins with them.
 _TLS_START = b"\x16\x03"
 
 
 class State(enum.Enum):
-    """Where a connection is in its life."""
+    """The stages in the life of a connection."""
 
     NEW = "new"
     OPEN = "open"
     CLOSING = "closing"
-    """A close was asked for: output may still go out, input is thrown away."""
+    """A close was requested: output may still be sent, input is discarded."""
     CLOSED = "closed"
 
 
 class CloseReason(enum.StrEnum):
-    """Why a connection ended; every end is counted under one of these."""
+    """The reason for the end of a connection. Every end is counted under one of these."""
 
     PEER_CLOSED = "peer closed"
     LINE_TOO_LONG = "line too long"
@@ -78,11 +77,11 @@ class Limits:
     ping_interval_seconds: float = 5.0
     ping_timeout_seconds: float = 15.0
     abort_after_seconds: float = 25.0
-    """A connection that is still there this long after a close was asked for is to be aborted."""
+    """Time from the request to close until the caller is to abort a transport that is still open."""
     line_bytes: int = LINE_LIMIT_BYTES
 
 
-#: Which inputs each state allows; anything else is a mistake of the caller.
+#: The states in which each input is allowed. Any other is a mistake of the caller.
 _ALLOWED: dict[str, frozenset[State]] = {
     "connected": frozenset({State.NEW}),
     "receive": frozenset({State.OPEN, State.CLOSING}),
@@ -94,9 +93,9 @@ _ALLOWED: dict[str, frozenset[State]] = {
 
 
 class Connection:
-    """What both sides have in common. `now` is in seconds of a clock that never goes back.
+    """The rules that both sides share. `now` is in seconds of a clock that never goes back.
 
-    ``epoch_offset_seconds`` is what has to be added to `now` to get seconds since the epoch (PING carries them).
+    ``epoch_offset_seconds`` is added to `now` to get seconds since the epoch, which PING carries in milliseconds.
     """
 
     side: Side
@@ -116,7 +115,7 @@ class Connection:
     # --- inputs ---------------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
-        """The transport is there: both sides speak at once."""
+        """Opens the connection and queues the greeting. Both sides send theirs at once."""
         self._check("connected")
         self.state = State.OPEN
         self._last_command = now
@@ -124,12 +123,16 @@ class Connection:
             self.send(command, now)
 
     def receive(self, data: bytes, now: float) -> list[Command]:
-        """Bytes came in; the valid commands among them, in order. After the first broken rule all is thrown away."""
+        """Returns the valid commands in the received bytes, in order. An incomplete last line is kept for the next call.
+
+        At the first violation of the protocol the connection closes, and all further input is discarded.
+        """
         self._check("receive")
         self.bytes_in += len(data)
         if self.state is State.CLOSING:
             return []
         *lines, self._rest = (self._rest + data).split(b"\n")
+        # Checked before any line is complete: a TLS client waits for our handshake while we wait for a line feed.
         if self.lines_in == 0 and (lines or [self._rest])[0].startswith(_TLS_START):
             self.close(CloseReason.SPOKE_TLS, now, "this port does not speak TLS: connect in plain text")
             return []
@@ -140,6 +143,7 @@ class Connection:
                 commands.append(command)
             if self.state is not State.OPEN:
                 break
+        # Without this check, a line that never ends would fill the memory.
         if self.state is State.OPEN and len(self._rest) > self.limits.line_bytes:
             self._refuse_length(now)
         if self.state is not State.OPEN:
@@ -147,7 +151,7 @@ class Connection:
         return commands
 
     def send(self, command: Command, now: float) -> None:
-        """Put a command into the output; raises `UnsendableCommand`."""
+        """Appends a command to the output. Raises `UnsendableCommand`."""
         self._check("send")
         line = format_line(command, self.limits.line_bytes)
         self._output.append(line)
@@ -155,19 +159,24 @@ class Connection:
         self.note_sent(len(line), 1, now)
 
     def tick(self, now: float, *, reading: bool = True) -> None:
-        """The deadline has come: send PING or give the peer up. With `reading` false nothing could be heard of it."""
+        """Handles a deadline: sends PING, or closes a connection whose other side is silent for too long.
+
+        ``reading`` false means that the caller did not read the socket, so the silence proves nothing. It then counts
+        from now.
+        """
         self._check("tick")
         if self.state is not State.OPEN:
             return
         if not reading:
             self._last_command = now
+        # As in 1.43, a client that never sent PING (a person with netcat) is never timed out.
         if self._peer_pings and now >= self._last_command + self.limits.ping_timeout_seconds:
             self.close(CloseReason.PING_TIMEOUT, now, "ping timeout")
         elif now >= self._last_sent + self.limits.ping_interval_seconds:
             self.send(self._ping(now), now)
 
     def close(self, reason: CloseReason, now: float, text: str | None = None) -> None:
-        """End the connection, with an ERROR line when `text` is given. The first reason stands."""
+        """Closes the connection, with an ERROR line if ``text`` is given. The reason of the first call is kept."""
         self._check("close")
         if self.state is State.CLOSING:
             return
@@ -179,7 +188,7 @@ class Connection:
         self._rest = b""
 
     def lost(self, reason: CloseReason = CloseReason.PEER_CLOSED) -> None:
-        """The transport is gone."""
+        """Records that the transport is gone. May be called in any state."""
         self._check("lost")
         self.state = State.CLOSED
         self.close_reason = self.close_reason or reason
@@ -187,7 +196,7 @@ class Connection:
         self._rest = b""
 
     def note_sent(self, size: int, lines: int, now: float) -> None:
-        """Bytes that many connections share went straight to the transport."""
+        """Counts bytes, shared by many connections, that the caller wrote directly to the transport."""
         self.bytes_out += size
         self.lines_out += lines
         self._last_sent = now
@@ -195,13 +204,13 @@ class Connection:
     # --- outputs --------------------------------------------------------------------------------------------------
 
     def take_output(self) -> bytes:
-        """The bytes to send since the last call."""
+        """Returns the bytes to send since the last call."""
         output = b"".join(self._output)
         self._output.clear()
         return output
 
     def take_words(self) -> Counter[str]:
-        """What was sent since the last call, counted by commands; without the lines that many connections share."""
+        """Returns the commands sent since the last call, counted by word, without lines shared by many connections."""
         words, self._words = self._words, Counter()
         return words
 
@@ -211,12 +220,12 @@ class Connection:
 
     @property
     def last_command_at(self) -> float:
-        """When the peer last said something valid, or connected."""
+        """Returns the time of the last valid command, or of the connect before the first one."""
         return self._last_command
 
     @property
     def deadline(self) -> float:
-        """When `tick` (open) or an abort of the transport (closing) is due."""
+        """Returns the time when `tick` (open) or an abort of the transport (closing) is due, or infinity."""
         if self.state is State.OPEN:
             ping_at = self._last_sent + self.limits.ping_interval_seconds
             timeout_at = self._last_command + self.limits.ping_timeout_seconds if self._peer_pings else math.inf
@@ -229,7 +238,7 @@ class Connection:
         raise NotImplementedError
 
     def _react(self, command: Command, now: float) -> None:
-        """What the protocol itself does about a valid command."""
+        """Applies the protocol's own reaction to a valid command."""
         if isinstance(command, Ping):
             self._peer_pings = True
 
@@ -243,7 +252,7 @@ class Connection:
         except UnicodeDecodeError:
             self.close(CloseReason.INVALID_UTF8, now)
             return None
-        if not text.strip():
+        if not text.strip():  # ignored; 1.43 closes here
             return None
         try:
             command = parse_line(text)
@@ -271,7 +280,7 @@ class Connection:
 
 
 class ServerConnection(Connection):
-    """The side that listens."""
+    """The listening side of a connection."""
 
     side = Side.SERVER
 
@@ -284,9 +293,9 @@ class ServerConnection(Connection):
 
 
 class ClientConnection(Connection):
-    """The side that connects. Without `server_name` any server will do.
+    """The connecting side of a connection. Without ``server_name`` it accepts any server.
 
-    ``before_replicate`` gives what is to be said before the positions are asked for, such as who syncs.
+    ``before_replicate`` returns the commands to send before REPLICATE, such as those for users that sync here.
     """
 
     side = Side.CLIENT
@@ -314,6 +323,6 @@ class ClientConnection(Connection):
 
 
 def _parse_failure(line: str, error: CommandError, guess: str) -> str:
-    """What is told about a bad line: the reason, the line in ASCII and cut, and a guess."""
+    """Returns the text of the ERROR for a bad line: the reason, the start of the line in ASCII, and a guess at the cause."""
     cut = "..." if len(line) > _QUOTED_CHARACTERS else ""
     return f"failed to parse line: {error} ({line[:_QUOTED_CHARACTERS]!a}{cut}){guess}"

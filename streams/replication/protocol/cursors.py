@@ -1,19 +1,21 @@
-"""What a follower makes of RDATA and POSITION (pure): cursors per stream and writer, batches, gaps, resets.
+"""Turns a follower's RDATA and POSITION commands into facts, moves, gaps and resets (pure).
 
-A POSITION says that its writer has nothing between ``prev`` and ``new`` but what was sent to us. So with our cursor between
-the two nothing is missing; below ``prev`` facts may be, which is a gap to fetch. RDATA before a writer's first POSITION of
-the connection is passed over: catching up covers it. Two more rules, because writers may join while we look away:
+A POSITION says that its writer has nothing between ``prev`` and ``new`` except what was sent. If our cursor lies between
+the two, nothing is missing. If it lies below ``prev``, facts may be missing: a gap to fetch. RDATA before the writer's
+first POSITION of the connection is ignored, because catch-up covers it.
 
-- The first POSITION of a stream on a connection begins a *run* of POSITIONs, one per writer. A writer of the run that
-  we have never heard of starts where our linear position was when the run began, for its facts lie above that (one that
-  is below all others has begun the stream anew, if that may be); the linear position of the run's other writers must not
-  count yet.
-- On a stream that we know nothing of, the run itself is the start: every writer where it is said to be.
-- While the run may go on, that is until another command comes, the linear position stays where it was: a writer that is
-  named next may be far behind. Whoever has *learned* all writers from elsewhere need not wait.
+Writers may join while the follower is disconnected. So the first POSITION of a stream on a connection begins a *run* of
+POSITIONs, one per writer. The *start of the run* is the linear position that we had before it:
 
-Assumes that commands come in the order of the connection, and that a `Gap` is answered with `reached` before the next
-one.
+* A writer that is new to us begins at the start of the run, because its facts lie above that. The linear position of
+  the run's other writers must not count yet. Exception: a new writer below all others shows that the stream started
+  again, where this is allowed.
+* On a stream that is new to us, every writer of the run begins at its announced position.
+* Until another command ends the run, the linear position is held, because a writer named next may be far behind. It is
+  not held once `learn` was given all writers from elsewhere.
+
+Assumes that commands come in the order of the connection, and that the caller answers a `Gap` with `reached` before the
+next command.
 """
 
 from __future__ import annotations
@@ -32,17 +34,17 @@ from streams.replication.protocol.row_size import row_size
 __all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
 
 
-#: More facts than this above the linear position are not kept to close gaps with; the linear position then waits for
-#: all writers' announcements.
+#: Tokens of received facts above the linear position that are remembered, to advance it over consecutive IDs. When there
+#: are more, the linear position waits for the announced positions of all writers.
 FACTS_ABOVE_LIMIT = 100_000
-#: Rows of unfinished facts are kept up to so much memory, over all writers; a larger fact is fetched instead.
+#: Memory for the rows of incomplete facts, over all writers. A fact that does not fit is fetched instead.
 BATCHES_LIMIT_BYTES = 64 * 1024 * 1024
-#: Writers of all streams that a server may name before it is given up.
+#: Writers, over all streams, that a server may name. One more raises `TooManyWriters`.
 NAMES_LIMIT = 20_000
 
 
 class Ignored(enum.StrEnum):
-    """Why a command was passed over; counted."""
+    """The reason for ignoring a command. Each is counted."""
 
     OWN_ECHO = "own echo"
     OTHER_STREAM = "other stream"
@@ -52,7 +54,7 @@ class Ignored(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A fact came whole: its rows, in order."""
+    """A whole fact: its rows, in order."""
 
     stream: str
     instance: str
@@ -62,7 +64,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The writer is at `token`, and nothing of it is missing."""
+    """A writer moved to ``token``, and none of its facts up to there is missing."""
 
     stream: str
     instance: str
@@ -71,7 +73,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Facts of the writer with after < token <= upto may be missing: fetch them, then tell `reached`."""
+    """A range of the writer, after < token <= upto, in which facts may be missing.
+
+    The caller fetches them, then calls `reached`.
+    """
 
     stream: str
     instance: str
@@ -81,7 +86,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The stream was started anew at a lower token."""
+    """The stream started again at a lower token."""
 
     stream: str
     instance: str
@@ -98,16 +103,16 @@ class _Batch:
     rows: list[Any] = field(default_factory=list)
     size: int = 0
     is_cut: bool = False
-    """It grew too large, and was thrown away."""
+    """The batch grew too large, and its rows were discarded."""
 
 
 @dataclass(slots=True)
 class _StreamCursors:
-    """One stream: cursors, the linear position, and what belongs to the present connection.
+    """The cursors of one stream, its linear position, and the state of the present connection.
 
-    Linear here means *received*: a writer may announce an ID of another one before that one's fact has come to us. So
-    it is the minimum of the cursors, and runs on without a gap over facts that are in our hands, never over mere
-    announcements.
+    The linear position counts *received* facts. It is the minimum of the cursors, and advances further over facts received
+    with consecutive IDs. Beyond the minimum it never advances over positions that were only announced: a writer may announce
+    an ID of another writer before that writer's fact has come.
     """
 
     linear: int
@@ -116,22 +121,22 @@ class _StreamCursors:
     positioned: set[str] = field(default_factory=set)
     batches: dict[str, _Batch] = field(default_factory=dict)
     is_new: bool = True
-    """Nothing is known of the stream but what the present run says."""
+    """The stream is known only from the present run."""
     run_start: int | None = None
     """Our linear position when the present run of POSITIONs began; None outside of a run."""
     is_learned: bool = False
     """All writers are known on this connection."""
     is_held: bool = False
-    """The next command may name one more writer."""
+    """The linear position must not advance: the next command may name one more writer."""
 
     def start_anew(self, instance: str, token: int) -> None:
-        """The writer is where it is said to be, whatever we knew."""
+        """Puts the writer at ``token``, even below its cursor, and computes the linear position again."""
         self.cursors[instance] = token
         self.linear = min(self.cursors.values())
         self.facts_above.clear()
 
     def reach(self, instance: str, token: int, *, is_fact: bool = False) -> None:
-        """Everything of the writer up to here was received; `is_fact`: the token itself is one."""
+        """Records that everything of the writer up to ``token`` was received. ``is_fact``: the token itself is a fact's."""
         self.cursors[instance] = max(token, self.cursors.get(instance, 0))
         if is_fact and len(self.facts_above) < FACTS_ABOVE_LIMIT:
             heapq.heappush(self.facts_above, token)
@@ -140,6 +145,8 @@ class _StreamCursors:
     def settle(self) -> None:
         if self.is_held:
             return
+        # Writers A and B are at 5 and 7, and linear is 5. Fact 6 of A comes: A is at 6, so linear is 6. Fact 7 of B is in
+        # the heap already, so linear is 7, although A was not announced at 7.
         self.linear = max(self.linear, min(self.cursors.values(), default=self.linear))
         while self.facts_above and self.facts_above[0] <= self.linear + 1:
             self.linear = max(self.linear, heapq.heappop(self.facts_above))
@@ -148,8 +155,8 @@ class _StreamCursors:
 class Cursors:
     """The cursors of one follower over all its connections.
 
-    ``streams``: the wanted ones, None for all. ``own_instance``: the name under which this very process writes.
-    ``can_reset`` tells which streams may start anew at a lower token: those without a table of ours.
+    ``streams``: the wanted ones, null for all. ``own_instance``: the name under which this same process writes.
+    ``can_reset`` returns true for streams that may start again at a lower token: those without a lasting table of ours.
     """
 
     def __init__(
@@ -168,28 +175,29 @@ class Cursors:
         self._settled: set[str] = set()
         self.ignored: Counter[Ignored] = Counter()
 
-    # --- what the caller knows ------------------------------------------------------------------------------------
+    # --- known positions ------------------------------------------------------------------------------------------
 
     def start(self, stream: str, linear: int, positions: Mapping[str, int]) -> None:
-        """Begin a stream at known cursors; a writer that is not named starts at `linear`."""
+        """Starts a stream at known cursors. A writer that is not named starts at ``linear``."""
         self._streams[stream] = _StreamCursors(linear, dict(positions), is_new=False)
 
     def learn(self, stream: str, writers: Iterable[str]) -> None:
-        """All writers that exist, from a snapshot taken after the server told its positions.
+        """Sets all writers of a stream, from a snapshot taken after the server sent its positions.
 
-        Unknown ones start at `linear`; those that are gone no longer hold it back.
+        Writers that are new to us begin at the linear position, or during a run at its start. Writers that are gone no
+        longer hold the linear position back.
         """
         state, existing = self._streams[stream], set(writers)
         for writer in existing:
             self._place(state, writer)
         for writer in state.cursors.keys() - existing:
             del state.cursors[writer]
-            self._names -= 1  # the server may name it again on every connection
+            self._names -= 1  # otherwise a writer that is named on every connection would be counted each time
         state.is_learned, state.is_held = True, False
         state.settle()
 
     def begin_connection(self) -> None:
-        """A new connection: no stream is positioned on it, and half-received batches are void."""
+        """Prepares for a new connection: no stream has a POSITION on it yet, and incomplete batches are discarded."""
         for state in self._streams.values():
             state.positioned.clear()
             state.batches.clear()
@@ -198,17 +206,22 @@ class Cursors:
         self._batches_bytes, self._held = 0, None
 
     def reached(self, stream: str, instance: str, token: int) -> None:
-        """Facts of the writer up to `token` are here (fetched ones, too)."""
+        """Records that facts of the writer up to ``token`` were received or fetched."""
         self._streams[stream].reach(instance, token)
 
     def rewind(self, stream: str, instance: str) -> None:
-        """The stream began anew, and what it holds since is about to be fetched."""
+        """Puts the writer at 0. The stream started again, and the caller is about to fetch its facts since then."""
         self._streams[stream].start_anew(instance, 0)
 
-    # --- what the server says -------------------------------------------------------------------------------------
+    # --- commands of the server -----------------------------------------------------------------------------------
 
     def take(self, command: Position | RData) -> Event | None:
-        """What the command means; None when it is to be ignored. A `Fact` or `Moved` has moved the cursor already."""
+        """Applies a command. Returns its event, or null if the command is ignored or the fact is not complete yet.
+
+        The cursor has already moved when a `Fact`, `Moved` or `Reset` is returned. After a `Gap` it moves with `reached`.
+        Raises `TooManyWriters`.
+        """
+        # Before anything is ignored: a command of an unwanted stream ends the run as well.
         if self._held is not None and not (isinstance(command, Position) and command.stream == self._held):
             self.end_run()
         if self._wanted is not None and command.stream not in self._wanted:
@@ -218,7 +231,7 @@ class Cursors:
         return self._take_position(command) if isinstance(command, Position) else self._take_rdata(command)
 
     def end_run(self) -> None:
-        """Another command came: the run of first POSITIONs is over, and the linear position counts again."""
+        """Ends the run of first POSITIONs, because another command came. The linear position is no longer held."""
         if self._held is not None:
             state = self._streams[self._held]
             state.is_held = False
@@ -227,7 +240,7 @@ class Cursors:
             self._held = None
 
     def settled(self) -> set[str]:
-        """Streams whose run ended since the last call."""
+        """Returns the streams whose run ended since the last call."""
         settled, self._settled = self._settled, set()
         return settled
 
@@ -250,30 +263,36 @@ class Cursors:
         return Gap(command.stream, command.instance, cursor, command.new)
 
     def _follow_run(self, state: _StreamCursors, command: Position) -> None:
-        """Begin, continue or end the run of first POSITIONs."""
+        """Begins, continues or ends the stream's run of first POSITIONs."""
         if not state.positioned:
             state.run_start = state.linear
+            # We are at 5 and the server names A at 9, then B, new to us, at 6. Without holding, linear would be 9 after A,
+            # and B's facts 7 to 9 would be delivered below it.
             if not state.is_learned and not state.is_new:
                 state.is_held, self._held = True, command.stream
-        elif command.instance in state.positioned:
+        elif command.instance in state.positioned:  # a run names each writer once, so this is a later POSITION
             state.run_start, state.is_new = None, False
         if state.is_new and state.run_start is not None:
             state.start_anew(command.instance, command.new)
 
     def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
-        """A table does not go back: the server is only behind us. Other streams begin anew, it may be at another writer.
+        """Handles a POSITION below the writer's cursor: the stream started again, or the command is stale.
 
-        A writer that has only joined is nowhere below all the others.
+        A stream with a lasting table never goes back: there, the server has only read less than we have. Another stream
+        may start again. This may show first at a writer that is new to us, if it is below all others. One that merely
+        joined never is.
         """
         in_run = state.run_start is not None
         is_lowest = in_run and command.new < min(state.cursors.values())
         if not (is_known or is_lowest) or not self._can_reset(command.stream):
-            if not is_known:  # what it has pending, others are beyond already
+            if not is_known:
+                # A new writer was placed at the linear position of the others. Its pending facts lie above command.new, but
+                # may lie below that position. With the higher cursor they would be ignored as stale.
                 state.cursors[command.instance] = command.new
             return self._ignore(Ignored.STALE)
         state.start_anew(command.instance, command.new)
         if in_run:
-            state.run_start = 0
+            state.run_start = 0  # the stream started again, so the run's further new writers have facts from 0 on
         return Reset(command.stream, command.instance, command.new)
 
     def _take_rdata(self, command: RData) -> Event | None:
@@ -293,7 +312,10 @@ class Cursors:
         return Fact(command.stream, command.instance, command.token, (*batch.rows, command.row))
 
     def _collect(self, state: _StreamCursors, command: RData) -> None:
-        """One more row of a fact, as long as there is room for it."""
+        """Adds a row to the writer's incomplete batch.
+
+        A batch beyond the memory limit is discarded. Its fact is fetched when its token comes.
+        """
         batch = state.batches.setdefault(command.instance, _Batch())
         if batch.is_cut:
             return
@@ -321,7 +343,7 @@ class Cursors:
 
     @staticmethod
     def _place(state: _StreamCursors, writer: str) -> int:
-        """The writer's cursor; one that is new to us enters at the linear position, or at that before the run."""
+        """Returns the writer's cursor. A writer new to us is put at the linear position, or during a run at its start."""
         if writer not in state.cursors:
             state.cursors[writer] = state.linear if state.run_start is None else state.run_start
         return state.cursors[writer]
@@ -330,22 +352,22 @@ class Cursors:
         self.ignored[reason] += 1
         return None
 
-    # --- where we are ---------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------------
 
     def knows(self, stream: str) -> bool:
-        """Whether the stream has cursors."""
+        """Returns true if the stream has cursors."""
         return stream in self._streams
 
     def is_starting(self, stream: str) -> bool:
-        """Whether the run of POSITIONs goes on that tells where the stream is at all."""
+        """Returns true while the stream is new and its run of POSITIONs may still go on."""
         return stream in self._streams and self._streams[stream].is_new
 
     def linear(self, stream: str) -> int:
-        """Every fact of any writer up to here was received."""
+        """Returns the position up to which every fact of all writers was received."""
         return self._streams[stream].linear
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Cursor per stream and writer, never below the linear position of the stream."""
+        """Returns ``{stream: {writer: cursor}}``. No cursor is below the stream's linear position."""
         return {
             stream: {writer: max(cursor, state.linear) for writer, cursor in state.cursors.items()}
             for stream, state in self._streams.items()

@@ -1,9 +1,9 @@
-"""The order in which a follower hands out facts (pure): per writer as soon as known, or linear over all writers.
+"""The order in which a follower delivers facts (pure): per writer as soon as received, or linear over all writers.
 
-Both views are fed with whole facts of one stream and with its linear position, and answer what may be handed out now.
-The linear view keeps facts above the linear position back. When too many wait, or when a gap was not fetched at once,
-it remembers only up to where facts are missing from its buffer; that range is then read again from the table,
-ascending over all writers, once the linear position has passed it.
+`LinearView` is given whole facts of one stream, and its linear position, and returns the rows that may be delivered. It
+buffers facts above the linear position. If the buffer overflows, or if a gap was not fetched at once, it remembers only
+the position up to which its buffer may lack facts. The caller later reads that range from the table, in ascending order
+over all writers, as soon as the linear position has passed it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["FollowedRow", "LinearView", "Range", "View"]
 
 
 class View(enum.StrEnum):
-    """The order a handler chooses."""
+    """The delivery order that a handler chooses."""
 
     WRITER = "writer"
     """Facts of each writer in order, as soon as known; between writers in no order."""
@@ -29,7 +29,7 @@ class View(enum.StrEnum):
 
 
 class FollowedRow(msgspec.Struct, frozen=True):
-    """One row as a handler gets it; rows of one fact have the same token."""
+    """One row as given to a handler. Rows of one fact have the same token."""
 
     stream: str
     instance: str
@@ -39,7 +39,7 @@ class FollowedRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Facts of all writers with after < token <= upto are to be read from the table, ascending, and handed out."""
+    """A range, after < token <= upto, to read from the table over all writers, ascending, and to deliver."""
 
     after: int
     upto: int
@@ -52,7 +52,7 @@ class _Waiting:
 
 
 class LinearView:
-    """One stream in linear order. `handed_out` is the position up to which everything was handed out."""
+    """The linear order of one stream. Everything up to ``handed_out`` was delivered."""
 
     def __init__(self, handed_out: int, buffer_limit_rows: int = 10_000) -> None:
         self.handed_out = handed_out
@@ -63,22 +63,24 @@ class LinearView:
 
     @property
     def buffered_rows(self) -> int:
-        """Rows that wait for the linear position."""
+        """Returns the number of rows that wait for the linear position."""
         return self._waiting_rows
 
     def add(self, rows: Iterable[FollowedRow]) -> None:
-        """The rows of one fact above the linear position came in."""
+        """Buffers the rows of one fact above the linear position."""
         fact = tuple(rows)
         token = fact[0].token
         if token <= max(self.handed_out, self._missing_upto):
-            return  # it is read with the missing range
+            return  # delivered already, or read from the table with the missing range
         heapq.heappush(self._waiting, _Waiting(token, fact))
         self._waiting_rows += len(fact)
+        # The range to read from the table begins at handed_out. So the whole buffer is dropped, not only its end: a fact
+        # left inside of the range would be delivered twice.
         if self._waiting_rows > self._buffer_limit_rows:
             self.miss(max(waiting.token for waiting in self._waiting))
 
     def miss(self, upto: int) -> None:
-        """Facts up to `upto` may be missing here: they will be read from the table when their turn comes."""
+        """Records that the buffer may lack facts up to ``upto``. That range is returned by `due` when its turn comes."""
         self._missing_upto = max(self._missing_upto, upto)
         kept = [waiting for waiting in self._waiting if waiting.token > self._missing_upto]
         heapq.heapify(kept)
@@ -86,16 +88,16 @@ class LinearView:
         self._waiting_rows = sum(len(waiting.rows) for waiting in kept)
 
     def due(self, linear: int) -> Range | None:
-        """The range that has to be read before anything else is handed out; tell `read` how far that got."""
+        """Returns the range to read before anything else is delivered, or null. The caller reports its progress with `read`."""
         upto = min(linear, self._missing_upto)
         return Range(self.handed_out, upto) if upto > self.handed_out else None
 
     def read(self, reached: int) -> None:
-        """The due range was read and handed out up to here."""
+        """Records that the due range was read and delivered up to ``reached``."""
         self.handed_out = max(self.handed_out, reached)
 
     def take(self, linear: int) -> list[FollowedRow]:
-        """Buffered rows up to the linear position, ascending. Only when nothing is due."""
+        """Returns the buffered rows up to the linear position, ascending. Call it only while `due` returns null."""
         rows: list[FollowedRow] = []
         while self._waiting and self._waiting[0].token <= linear:
             fact = heapq.heappop(self._waiting)
@@ -105,5 +107,8 @@ class LinearView:
         return rows
 
     def leave(self) -> list[FollowedRow]:
-        """All buffered rows, ascending: the stream began anew, and the linear position comes to them no more."""
+        """Returns all buffered rows, ascending.
+
+        For a stream that started again: its linear position will not reach these rows any more.
+        """
         return self.take(max((fact.token for fact in self._waiting), default=self.handed_out))

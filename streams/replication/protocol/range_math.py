@@ -1,9 +1,9 @@
-"""Where a reader's cursor goes (pure): what to read next, which of the rows are new, and where that leads.
+"""The advance of a reader's cursor (pure): the next range to read, the rows that are due, and the target.
 
-A cursor is a vector token: after all facts up to its base, and after those of each named writer up to its entry. In the
-linear view the target is the linear position alone, in the view per writer the whole vector. A row is due if the target covers it
-and the cursor does not. The next cursor after reading up to ID p covers exactly the rows read: taking p as the base would
-skip rows of slower writers.
+A cursor is a vector token. It covers all facts up to its base, and those of each named writer up to its entry. In linear
+order the target is the linear position alone; in order per writer it is the whole vector. A row is due if the target
+covers it and the cursor does not. The next cursor after reading up to ID p covers exactly the rows read. Taking p as the
+new base would skip rows of slower writers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ __all__ = ["Reading", "due_rows", "next_reading", "target_of"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Rows with after < token <= upto, of those writers (None: of all), hold everything between cursor and target."""
+    """A range to read: rows with after < token <= upto of those writers, or of all if null.
+
+    It holds every row between the cursor and the target, and may hold others (`due_rows`).
+    """
 
     after: int
     upto: int
@@ -27,15 +30,15 @@ class Reading:
 
 
 def target_of(view: View, linear: int, positions: Mapping[str, int]) -> VectorToken:
-    """Up to where facts may be handed out now."""
+    """Returns the token up to which facts may be delivered now."""
     return VectorToken(linear) if view is View.LINEAR else VectorToken.of(linear, positions)
 
 
 def next_reading(cursor: VectorToken, target: VectorToken) -> Reading | None:
-    """What to read next; None: the target covers nothing new.
+    """Returns the next range to read, or null if the target covers nothing new.
 
-    Up to the target's base all writers at once; above it only writers that moved, so one that holds the linear position back
-    does not make all others be read again.
+    Up to the target's base, the range has all writers. Above the base, it has only the writers that moved. Otherwise one
+    writer that holds the linear position back would cause the rows of all others to be read again.
     """
     if target.base > cursor.base:
         return Reading(cursor.base, target.base, None)
@@ -46,8 +49,8 @@ def next_reading(cursor: VectorToken, target: VectorToken) -> Reading | None:
 
 
 def due_rows(rows: Sequence[FollowedRow], cursor: VectorToken, target: VectorToken) -> Sequence[FollowedRow]:
-    """Those of the rows that the target covers and the cursor does not."""
-    if not cursor.entries and not target.entries:
+    """Returns the rows that the target covers and the cursor does not, in the given order."""
+    if not cursor.entries and not target.entries:  # plain positions: every row read lies between the two
         return rows
     low, high = cursor.highest, target.base
     return [

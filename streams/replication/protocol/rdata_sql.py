@@ -1,11 +1,12 @@
-"""SQL that writes RDATA lines itself (pure): the broadcaster reads a writer's rows as one piece of text.
+"""SQL that formats RDATA lines in the database (pure): the broadcaster reads a writer's rows as one piece of text.
 
-The result of `lines_sql` is one row: the text of all lines, their number, the number of facts, the last token, the longest line
-in characters, and the position reached. The rules are those of ``rounds.encode_rows`` and ``queries.cut_whole_tokens``: rows of
-a token stay together, all but the last say ``batch``, and a batch that was cut by the limit ends before its last token.
+The result of `lines_sql` is one row: the text of all lines, the number of lines, the number of facts, the last token, the
+length of the longest line in characters, and the position reached. The rules are those of `announcer.encode_rows` and
+``streams.core.queries.cut_whole_tokens``: rows of a fact stay together, all but the last have ``batch``, and a batch cut
+by the limit ends before its last token.
 
-`take_lines` turns that row into bytes, or says that these rows want Python's care: a line that may be too long, a
-fact with more rows than the limit.
+`take_lines` turns that row into bytes. It returns null if Python has to read the rows instead: a line may be too long, or
+a fact has more rows than the limit.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from streams.replication.protocol.announcer import Lines, Read, position_line
 
 __all__ = ["can_write_lines", "lines_sql", "take_lines"]
 
-#: A character of the Basic Multilingual Plane grows from one to six, one beyond it from one to twelve.
+#: Escaped, a character of the Basic Multilingual Plane becomes six characters, and one beyond it twelve.
 _LARGEST_GROWTH = 12
 
 
 def can_write_lines(declaration: StreamDeclaration, writer: str) -> bool:
-    """Whether the database can write this stream's lines for that writer."""
+    """Returns true if the database can format this stream's lines for that writer."""
     return writer.isascii() and lines_sql(declaration) is not None
 
 
 @cache
 def lines_sql(declaration: StreamDeclaration) -> str | None:
-    """The statement; parameters ``after``, ``upto``, ``writer``, ``limit`` and ``prefix`` (``RDATA stream writer ``).
+    """Returns the statement; parameters ``after``, ``upto``, ``writer``, ``limit`` and ``prefix`` (``RDATA stream writer ``).
 
-    None when a row of the stream can be built by Python only.
+    Returns null if only Python can build the rows of the stream.
     """
     selects, cuts = [], []
     for place, table in enumerate(declaration.tables):
@@ -64,9 +65,10 @@ FROM lines
 
 
 def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row: str) -> str:
-    """Rows of one table. The limit is applied in the order of the ID alone, which the index gives without sorting.
+    """Returns the SELECT for the rows of one table.
 
-    The token that the limit cuts is left out as a whole, so the order within a token may be made afterwards.
+    The limit is applied in the order of the ID alone, which the index gives without sorting. A token that the limit cuts is
+    left out as a whole. So the rows within a token may be sorted afterwards.
     """
     order = order_sql(declaration, table)
     of_writer = "" if declaration.announced_as else f" AND {table.writer_column} = %(writer)s"
@@ -81,12 +83,14 @@ def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row:
 
 
 def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lines, int] | None:
-    """The lines of a result and the position reached; None when Python has to read these rows one by one."""
+    """Returns the lines of a result and the position reached, or null if Python has to read these rows one by one."""
     text, count, facts, last, longest, reached = result
     if reached <= step.after:
         return None
     lines = Lines(count=count, facts=facts, rows=count)
     if count:
+        # PostgreSQL counts characters before they are escaped. So the longest line is known only in plain ASCII; DEL is
+        # ASCII, but is escaped too. Otherwise the largest growth is assumed, and Python looks at the rows if in doubt.
         is_plain = text.isascii() and "\x7f" not in text
         if longest * (1 if is_plain else _LARGEST_GROWTH) > limit_bytes + 1:
             return None
@@ -98,7 +102,7 @@ def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lin
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    """What stands outside ASCII, as JSON escapes it."""
+    """Escapes characters outside ASCII as JSON does: six characters each, or a surrogate pair."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")

@@ -1,8 +1,8 @@
-"""How long a follower waits before it comes back (pure).
+"""Waiting times of a follower before it connects again (pure).
 
-A server that was followed and is gone is tried again at once, then up to once a second: it is probably being restarted. One
-that takes connections and closes them before it has said anything of use is full, refuses us, or is something else: it is left
-alone for longer and longer.
+A server that sent positions and then went away is probably restarting. It is tried again at once, and then up to once a
+second. A server that accepts connections, but closes them before it sent a position, is full, refuses us, or is another
+program. It is tried again after longer and longer times.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ __all__ = ["Backoff", "Outcome"]
 FIRST_SECONDS = 0.1
 LONGEST_SECONDS = 1.0
 LONGEST_USELESS_SECONDS = 30.0
-#: A connection that held for so long was a good one.
+#: A connection that lasted this long sets the waiting time back to the first one.
 STEADY_SECONDS = 5.0
 
 
 class Outcome(enum.Enum):
-    """How an attempt ended."""
+    """The end of an attempt to follow a server."""
 
     UNREACHABLE = enum.auto()
     """There was no connection."""
     USELESS = enum.auto()
-    """It was closed before the server told a position."""
+    """The connection was closed before the server sent a position."""
     USED = enum.auto()
-    """The server told positions, and the connection was lost later."""
+    """The server sent positions, and the connection was lost later."""
 
 
 class Backoff:
@@ -36,7 +36,10 @@ class Backoff:
         self._next_seconds = FIRST_SECONDS
 
     def seconds_after(self, outcome: Outcome, lasted_seconds: float) -> float:
-        """How long to wait after an attempt that ended so and lasted so long."""
+        """Returns the seconds to wait after an attempt with that outcome, which lasted ``lasted_seconds``.
+
+        They double with each attempt up to a limit by outcome, and start again at `FIRST_SECONDS` after a steady connection.
+        """
         longest = LONGEST_USELESS_SECONDS if outcome is Outcome.USELESS else LONGEST_SECONDS
         if outcome is Outcome.USED and lasted_seconds >= STEADY_SECONDS:
             self._next_seconds = FIRST_SECONDS

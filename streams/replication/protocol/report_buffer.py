@@ -1,8 +1,8 @@
-"""What workers said and the database has not heard yet (pure): coalesced, bounded, and with nothing dropped uncounted.
+"""Reports of workers that are not written to the database yet (pure): coalesced, bounded, dropped ones counted.
 
-A later word replaces an earlier one about the same thing, so a flood costs one row. What is kept is the last state, not the
-order of what was said; `Reports` therefore says in which order it is to be written. Text that no column or index could
-hold is dropped here, under the word of its command.
+A later report replaces an earlier one about the same thing, so a flood costs one row. The buffer keeps the last state and
+not the order of the reports. `Reports` therefore defines the order of writing. Reports with a name too long for a column
+or index are dropped here, and counted under the word of their command.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from streams.replication.protocol.commands import ClearUserSync, Command, Federa
 
 __all__ = ["Addresses", "ReportBuffer", "Reports", "Sync"]
 
-#: Longest user, device, worker and instance name and address that is kept: as in the protocol, and an index can hold it.
+#: Longest user, device, worker and instance name, and address: the limit of the protocol, and one that an index can hold.
 LONGEST_NAME_BYTES = 255
 LONGEST_AGENT = 1_000
-#: 1 January 2200: later times are mistakes, and a database could not hold the largest ones.
+#: 1 January 2200. Later times are mistakes and are reduced to this, because a database cannot hold the largest ones.
 LATEST_MS = 7_258_118_400_000
 
 
 class Sync(NamedTuple):
-    """A user that syncs on a worker process with a device, as said on one connection."""
+    """A user that syncs on a worker process with a device, as reported on one connection. No device is the empty string."""
 
     connection: str
     worker: str
@@ -38,7 +38,7 @@ Addresses = dict[tuple[str, str, str], tuple[str, str, int]]
 
 @dataclass(slots=True)
 class Reports:
-    """One batch, to be written in this order: what is forgotten first, then ends, then starts and the rest."""
+    """A batch of reports, to write in this order: what to forget (connections, workers), then ends of syncing, then the rest."""
 
     gone: set[str] = field(default_factory=set)
     cleared: set[str] = field(default_factory=set)
@@ -54,26 +54,27 @@ class Reports:
 
 
 class ReportBuffer:
-    """Takes commands with the key of their connection; `drain` gives what is to be written.
+    """The buffered reports of all connections. `drain` returns those to write.
 
-    ``limit``: how many users may sync, and how many reports of a kind may wait; more are dropped and counted. One connection
-    has no more of them than are still free: one that floods has half, two have two thirds, and the next one finds room.
+    ``limit`` bounds the number of syncing users, and the number of waiting reports of each kind. More are dropped and
+    counted. One connection may have at most as many as are still free: one that floods gets half of the limit, and two
+    get two thirds. So the next connection still finds room.
     """
 
     def __init__(self, limit: int) -> None:
         self.dropped: Counter[str] = Counter()
         self._limit = limit
         self._reports = Reports()
-        #: Worker process -> the connection that it speaks over, and all that sync there now.
+        #: Worker process -> (the connection over which it reports, users that sync there now).
         self._workers: dict[str, tuple[str, set[Sync]]] = {}
         self._connections: dict[str, set[str]] = {}
         self._users = 0
         self._users_of: Counter[str] = Counter()
-        #: Reports that wait, by kind and connection.
+        #: Number of waiting reports by (connection, kind of report).
         self._waiting_of: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: str, command: Command) -> bool:
-        """Whether this was something to report."""
+        """Buffers the command of that connection, and returns true; returns false if the command is no report."""
         match command:
             case UserSync():
                 self._take_sync(connection, command)
@@ -88,7 +89,7 @@ class ReportBuffer:
         return True
 
     def gone(self, connection: str) -> None:
-        """The connection has ended, and with it whoever synced over it."""
+        """Records that the connection ended. Its users no longer sync."""
         workers = self._connections.pop(connection, None)
         if workers is not None:
             for worker in workers:
@@ -96,7 +97,7 @@ class ReportBuffer:
             self._reports.gone.add(connection)
 
     def drain(self) -> Reports:
-        """Everything since the last call."""
+        """Returns the reports since the last call."""
         drained, self._reports = self._reports, Reports()
         self._waiting_of.clear()
         return drained
@@ -106,10 +107,10 @@ class ReportBuffer:
         return bool(self._reports)
 
     def connections(self) -> list[str]:
-        """Connections over which workers reported who syncs."""
+        """Returns the keys of connections over which workers reported syncing users."""
         return list(self._connections)
 
-    # --- who syncs ------------------------------------------------------------------------------------------------
+    # --- syncing users --------------------------------------------------------------------------------------------
 
     def _take_sync(self, connection: str, command: UserSync) -> None:
         device = "" if command.device_id in (None, "None") else command.device_id or ""
@@ -127,6 +128,7 @@ class ReportBuffer:
         owner, syncs = self._workers.get(sync.worker, ("", set()))
         if owner != sync.connection:
             syncs = set()
+        # The limit applies to new users only: a repeated start of a known user takes no more room.
         if sync not in syncs and self._users_of[sync.connection] >= self._limit - self._users:
             self.dropped[UserSync.WORD] += 1
             return
@@ -135,13 +137,14 @@ class ReportBuffer:
         self._users += sync not in syncs
         self._users_of[sync.connection] += sync not in syncs
         syncs.add(sync)
+        # A start replaces a waiting end of the same user, and frees its room.
         if sync in self._reports.ends:
             self._reports.ends.discard(sync)
             self._waiting_of[sync.connection, "ends"] -= 1
         self._reports.starts[sync] = milliseconds
 
     def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> None:
-        """A process that speaks over another connection now has left the earlier one."""
+        """Moves a worker process to the connection over which it reports now, and drops its users from an earlier one."""
         self._drop_worker(worker)
         self._workers[worker] = connection, syncs
         self._connections.setdefault(connection, set()).add(worker)
@@ -149,7 +152,7 @@ class ReportBuffer:
             self._reports.taken_over[worker] = connection
 
     def _end(self, sync: Sync) -> None:
-        """One that was not known is ended, too: the row may be from before the database was away."""
+        """Ends the syncing of a user, even of one unknown here: its row may be from before the database was away."""
         _, syncs = self._workers.get(sync.worker, ("", set()))
         if sync in syncs:
             self._users -= 1
@@ -186,7 +189,7 @@ class ReportBuffer:
             del self._users_of[connection]
 
     def _takes_room(self, connection: str, kind: str, waiting: int) -> bool:
-        """Whether one more report of this connection may wait; it counts then."""
+        """Counts one more waiting report of this connection. Returns false, and counts none, if there is no room."""
         if self._waiting_of[connection, kind] >= self._limit - waiting:
             return False
         self._waiting_of[connection, kind] += 1
@@ -195,7 +198,7 @@ class ReportBuffer:
     def _waiting_workers(self) -> int:
         return len(self._reports.cleared) + len(self._reports.taken_over)
 
-    # --- the rest -------------------------------------------------------------------------------------------------
+    # --- other reports --------------------------------------------------------------------------------------------
 
     def _acknowledge(self, connection: str, text: str, token: int) -> None:
         instance = _name(text)
@@ -222,12 +225,12 @@ class ReportBuffer:
 
 
 def _text(text: str) -> str:
-    """Without what PostgreSQL takes in no text: NUL and lone surrogates."""
+    """Replaces the characters that PostgreSQL stores in no text: NUL and lone surrogates."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _name(text: str) -> str | None:
-    """A name that an index can hold, or None."""
+    """Returns the name as it can be stored, or null if it is too long for an index."""
     clean = _text(text)
     return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
 

@@ -1,4 +1,4 @@
-"""About how much memory a row takes (pure)."""
+"""An estimate of the memory that a row takes (pure)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 __all__ = ["VALUE_BYTES", "row_size"]
 
-#: What one value of a row takes at least.
+#: Assumed memory of one value of a row, without the text of a string.
 VALUE_BYTES = 64
 
 
 def row_size(row: Any) -> int:
-    """Bytes, roughly: every value, and the length of every text."""
+    """Returns the approximate size of a row in bytes: `VALUE_BYTES` per value and key, plus the length of every string."""
     size, left = 0, [row]
     while left:
         value = left.pop()
