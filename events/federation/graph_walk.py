@@ -52,7 +52,10 @@ class _Graph:
 
 
 def deepest_first(starts: Collection[str], read: Read) -> Iterator[Place]:
-    """Yields the starts and all events below them: always the one last in timeline order among those reached so far."""
+    """Yields the starts and all events below them, in an order close to the timeline read backwards.
+
+    Next is always the event that is last in timeline order among those that were reached and not yet given.
+    """
     graph = _Graph(read)
     queue = [_turned(place) for place in graph.meet(starts)]
     heapq.heapify(queue)

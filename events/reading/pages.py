@@ -87,9 +87,9 @@ def timeline(
     """Returns a page of a room as the user sees it: the newest events, those ``before`` a token, or those ``after`` one.
 
     Without ``user_id`` the page is not filtered, except for outliers, rejected and soft-failed events. A user who left
-    sees nothing after their leave, and going back begins with it. Events deeper than the leave, on another branch of the
-    graph, are skipped. ``after=OLDEST`` begins at the start of the room. Tokens of pages, events and syncs are accepted.
-    Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and ``BadQuestion``.
+    sees nothing after their leave, and reading back begins at the leave. Events deeper than the leave, on another branch
+    of the graph, are skipped. ``after=OLDEST`` begins at the start of the room. Tokens of pages, events and syncs are
+    accepted. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and ``BadQuestion``.
     """
     if before is not None and after is not None:
         raise BadQuestion("Give before (going back) or after (going on), not both.")

@@ -98,7 +98,11 @@ class _Place:
 
     @property
     def before(self) -> int:
-        """Returns the group of the state before the event. The group of an accepted state event builds on it."""
+        """Returns the group of the state before the event.
+
+        An accepted state event has a group of its own, stored on top of this one. For any other event it is the same as
+        ``after``.
+        """
         return self.prev_group if self.changes_state else self.after
 
     @property

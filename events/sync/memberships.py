@@ -76,10 +76,10 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
 
 
 def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
-    """Applies changes, given in ascending order, to the current memberships.
+    """Applies changes, given in ascending order, to the memberships of the current state.
 
-    Those that ``now`` covers happened between the tokens. The first one in a room that ``now`` does not cover says what the
-    membership was before it.
+    A change that ``now`` covers happened between the tokens. The first change in a room that ``now`` does not cover is
+    undone: the membership before it counts.
     """
     seen: set[str] = set()
     beyond: set[str] = set()
@@ -88,7 +88,7 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
         if room_id not in seen:
             seen.add(room_id)
             room.before = prev_membership
-        if room_id in beyond:  # already undone
+        if room_id in beyond:  # undoing the first one has undone the later ones, too
             continue
         if covered:
             room.changed_at = position
@@ -96,6 +96,6 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
             if prev_membership == "join" != membership:
                 room.out_at = position
             room.joined_anew |= membership == "join" and prev_membership != "join"
-        else:  # stored but not covered by ``now``: take the membership before it
+        else:  # committed, but ``now`` does not cover it yet: undo it
             beyond.add(room_id)
             room.membership, room.event_id = prev_membership, prev_event_id

@@ -169,7 +169,7 @@ def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Returns the windows of rooms that the user is out of since ``since``, each up to the leave or ban.
+    """Returns the windows of rooms that the user left, or was banned from, after ``since``, each up to that event.
 
     Of a room that is known only by the membership event, the window has just that event. A user who was banned, or
     invited, after having left does not see the state of the time in between.
@@ -267,8 +267,8 @@ def _put_before(
 def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
     """Returns the token for reading backwards.
 
-    A limited timeline continues below its first event, any other at the last answer. ``topological``: below the first
-    event, in the order of the room's pages.
+    If the timeline is limited, it is the place below its first event. Otherwise the client has all older events up to the
+    last answer, and it is the token of that answer.
     """
     since, now = windows.span.since, windows.span.now
     if timeline.events and topological:

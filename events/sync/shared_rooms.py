@@ -87,7 +87,7 @@ def circle_between(
 
 
 def with_late(cursor: Any, circle: Circle, now: VectorToken) -> Circle:
-    """Returns the same with ``late`` and ``late_met``: the users for whom the table of current state is newer than ``now``."""
+    """Returns the same with ``late`` and ``late_met``: the users whose membership changed after ``now``."""
     cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())
     return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))

@@ -73,7 +73,7 @@ class StateChanges:
 
 
 def looked_at(limit: int) -> int:
-    """Returns how many events of a window are examined to find ``limit`` that are shown: 5 x max(2 x limit, 10)."""
+    """Returns how many events of a window are examined to find ``limit`` visible ones: 5 x max(2 x limit, 10)."""
     return 5 * max(2 * limit, 10)
 
 
@@ -105,9 +105,12 @@ class Windows:
         return set(found)
 
     def timelines(self, limit: int, *, topological: bool = False) -> dict[str, Timeline]:
-        """Returns the last ``limit`` shown events of each window, ascending in stream order, or else in topological order."""
+        """Returns the last ``limit`` visible events of each window, ascending.
+
+        The order is that of the stream, or with ``topological`` that of the room's pages.
+        """
         found = {room_id: Timeline() for room_id in self.windows}
-        more = {"limit": limit + 1, "scanned": looked_at(limit)}  # one event too many tells whether there are more
+        more = {"limit": limit + 1, "scanned": looked_at(limit)}  # one event too many shows that there are more
         text = sql.LATEST if topological else sql.NEWEST
         for *row, pruned, _ in self._rows(text, self._allowed(), {**more, **self._access_values()}):
             event = served(row, pruned=pruned)
@@ -125,7 +128,7 @@ class Windows:
         return found
 
     def in_order(self, limit: int, places: Sequence[tuple[int, str]] = ()) -> tuple[list[ServedEvent], int | None]:
-        """Returns the oldest ``limit`` shown events of all windows, ascending by stream ordering.
+        """Returns the oldest ``limit`` visible events of all windows, ascending by stream ordering.
 
         Of listed windows only the events at ``places`` (position, room) are examined. The second value is the position up
         to which the windows were examined; null: to their ends.
@@ -182,9 +185,10 @@ class Windows:
                 found[room_id].entries[kind, key] = event_id
 
     def before(self, timelines: Mapping[str, Timeline]) -> dict[str, dict[StateKey, str | None]]:
-        """Returns by room the state before its timeline, at the keys that the timeline changes. Null: no entry, or not known.
+        """Returns by room the state before its timeline, at the keys that the timeline changes: key -> event ID.
 
-        A room is left out if its timeline has no such keys, or if the state of the timeline's first event is not stored.
+        Null: the state has no entry there, or is not known. A room is left out if its timeline changes no keys, or if its
+        first event has no stored state.
         """
         keys = {room_id: _keys(timeline.events) for room_id, timeline in timelines.items()}
         firsts = [timelines[room_id].events[0].event_id for room_id in keys if keys[room_id]]
