@@ -1,1 +1,1 @@
-"""Questions of other servers."""
+"""Answers to the queries of other servers."""

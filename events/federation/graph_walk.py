@@ -1,7 +1,7 @@
-"""Walks down a room's graph, from some events to what came before them (pure).
+"""Walks down a room's graph, from some events to those before them (pure).
 
-The graph is read in pieces: whoever asks gives a function that reads events by ID and may read as many below them as it
-likes. An event is met once, so circles end; what cannot be read is left out.
+The graph is read in pieces. The caller gives a function that reads events by ID, and may return events below them in
+advance. Each event is visited once, so a cycle ends. Events that cannot be read are left out.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Place:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Its place in the room's timeline."""
+        """Returns the sort key of the room's timeline."""
         return self.topological_ordering, self.stream_ordering
 
 
 Read = Callable[[Collection[str]], Iterable[Place]]
-"""Events by their IDs, and perhaps some below them."""
+"""A function that returns events by ID, and perhaps some below them."""
 
 
 class _Graph:
-    """What was read so far."""
+    """The part of the graph that was read so far, and the IDs that were visited."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -42,7 +42,7 @@ class _Graph:
         self._met: set[str] = set()
 
     def meet(self, event_ids: Iterable[str]) -> list[Place]:
-        """Those of the events that were not met before and are here."""
+        """Marks the events as visited. Returns those that are new and could be read."""
         new = [event_id for event_id in dict.fromkeys(event_ids) if event_id not in self._met]
         self._met.update(new)
         unread = [event_id for event_id in new if event_id not in self._known]
@@ -52,7 +52,10 @@ class _Graph:
 
 
 def deepest_first(starts: Collection[str], read: Read) -> Iterator[Place]:
-    """The starts and all below them; of those that have been reached always the last one of the timeline."""
+    """Yields the starts and all events below them, in an order close to the timeline read backwards.
+
+    Next is always the event that is last in timeline order among those that were reached and not yet given.
+    """
     graph = _Graph(read)
     queue = [_turned(place) for place in graph.meet(starts)]
     heapq.heapify(queue)
@@ -70,11 +73,16 @@ def _turned(place: Place) -> tuple[int, int, str, Place]:
 def breadth_first(
     starts: Collection[str], read: Read, without: Collection[str] = (), min_depth: int = 0
 ) -> Iterator[Place]:
-    """All below the starts (these left out), nearest first; not ``without`` or what is below them only, nor what is less deep."""
+    """Yields the events below the starts, nearest first. The starts are left out.
+
+    Also left out are the events ``without``, those that are reached only through them, and those with a depth below
+    ``min_depth``.
+    """
     graph = _Graph(read)
-    graph.meet(without)
+    graph.meet(without)  # counts as visited, so the walk never passes through these events
     level = graph.meet(starts)
     while level:
         below = graph.meet(prev for place in level for prev in place.prev_event_ids)
+        # An event below ``min_depth`` ends its path: it is neither given nor walked through.
         level = sorted((p for p in below if p.topological_ordering >= min_depth), key=_turned)
         yield from level

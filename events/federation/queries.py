@@ -1,9 +1,9 @@
-"""Reading rooms for other servers: history before some events, events between two places, the state at an event.
+"""Reads rooms for other servers: history before some events, events between two places, and the state at an event.
 
-Every event goes out as the asking server may see it (``events.federation.visibility``), pruned where it may not see more.
-Whether a server may ask at all is for the caller to check first (``events.federation.visibility.server_in_room``): a server
-that is not in a room gets nothing. Walks follow prev edges through everything but outliers; rejected events are walked through
-and not given.
+Each event is given as the asking server may see it (``events.federation.visibility``), pruned if it may not see the
+content. The caller checks first that the server may ask at all (``events.federation.visibility.server_in_room``): a
+server that is not in a room gets nothing. Walks follow prev edges through all events except outliers. Rejected events are
+walked through, and not given out.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from streams.db.consistent_read import one_view
 __all__ = ["EVENTS_LIMIT", "StateIds", "auth_chain", "backfill", "missing_events", "state_ids", "topological_walk"]
 
 EVENTS_LIMIT = 100
-"""Events that a server is given at once, whatever it asks for."""
+"""The most events that a server gets at once. A larger limit counts as this one."""
 _STARTS_LIMIT = 100
 _LEVELS_AT_ONCE = 50
 _PLACES_AT_ONCE = 2_000
 _MET_PER_EVENT = 10
 _PAGE = 500
 
-#: Events and those below them, level by level, as far as a piece goes.
+#: Events and those below them, level by level, up to the size of a piece.
 _BELOW = """
 WITH RECURSIVE below (event_id, level) AS (
     SELECT unnest(%(events)s::text[]) COLLATE "C", 0
@@ -52,7 +52,7 @@ FROM (SELECT DISTINCT event_id FROM piece) AS found JOIN events_event AS e USING
 WHERE e.room_id = %(room)s AND NOT e.outlier
 """
 
-#: A page of a room for servers, oldest first; one index range of ``events_event_timeline``.
+#: A page of a room for servers, oldest first. It reads one range of the index ``events_event_timeline``.
 _WALK = f"""
 SELECT {SERVED} FROM (
     SELECT * FROM events_event
@@ -63,7 +63,7 @@ SELECT {SERVED} FROM (
 ORDER BY e.topological_ordering, e.stream_ordering
 """
 
-#: The auth events of state events, and theirs, each once; whoever makes an event may name some of other rooms.
+#: The auth events of state events, and theirs, each once. A sender may name events of other rooms; these are left out.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain (event_id) AS (
     SELECT event_id FROM events_event WHERE event_id = ANY(%(events)s::text[]) AND room_id = %(room)s
@@ -77,7 +77,7 @@ SELECT event_id FROM chain
 
 @dataclass(frozen=True, slots=True)
 class StateIds:
-    """The state before an event and the auth events of all of it, down to the create event."""
+    """The state before an event, and the auth chain of that state, down to the create event."""
 
     state: tuple[str, ...]
     auth_chain: tuple[str, ...]
@@ -86,9 +86,9 @@ class StateIds:
 def backfill(
     server: str, room_id: str, from_event_ids: Collection[str], limit: int = EVENTS_LIMIT, using: str = "default"
 ) -> list[ServedEvent]:
-    """The given events of the room and those before them, latest of the timeline first, as the server sees them.
+    """Returns the given events of the room and those before them, last in timeline order first, as the server sees them.
 
-    At most ``limit`` and never more than ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``BadQuestion``.
+    Returns at most ``limit`` events, and never more than ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``BadQuestion``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts = checked_ids(from_event_ids, _STARTS_LIMIT)
@@ -107,9 +107,10 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
     min_depth: int = 0,
     using: str = "default",
 ) -> list[ServedEvent]:
-    """What lies below ``latest`` and is not reached from ``earliest``: nearest to ``latest`` first chosen, oldest first given.
+    """Returns the events below ``latest`` that are not reached from ``earliest``. Both ends are left out.
 
-    Both ends are left out. Raises ``UnknownRoom`` and ``BadQuestion``.
+    If there are more than ``limit``, those nearest to ``latest`` are chosen. The result is sorted oldest first. Raises
+    ``UnknownRoom`` and ``BadQuestion``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts, known = checked_ids(latest, _STARTS_LIMIT), checked_ids(earliest, _STARTS_LIMIT)
@@ -124,11 +125,11 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
 def topological_walk(
     room_id: str, server: str | None = None, after: str | None = None, using: str = "default"
 ) -> Iterator[ServedEvent]:
-    """All events of a room by (topological, stream), oldest first, beyond the token ``after``; as ``server`` sees them.
+    """Returns all events of a room by (topological, stream), oldest first, beyond the token ``after``, as ``server`` sees them.
 
-    Memory is bounded by a page: the walk goes on where the last page ended, so what comes in meanwhile above that place is met.
-    The topological ordering is what senders claim: an event of a lying sender can stand before its prev events. Raises
-    ``UnknownRoom`` and ``BadToken``.
+    Without ``server`` no event is pruned. Memory is bounded by a page. The walk continues where the last page ended, so
+    it includes events that arrive meanwhile above that place. Senders claim the topological ordering, so an event with a
+    false depth may come before its prev events. Raises ``UnknownRoom`` and ``BadToken``.
     """
     place = timeline_place(after) if after is not None else (-1, 0)
     _check_room(room_id, using)
@@ -136,7 +137,7 @@ def topological_walk(
 
 
 def state_ids(event_id: str, using: str = "default") -> StateIds:
-    """For another server: the state before an event, and its auth chain. Raises ``UnknownEvent`` and ``StateUnresolved``."""
+    """Returns the IDs of the state before an event, and of its auth chain. Raises ``UnknownEvent`` and ``StateUnresolved``."""
     if not can_be_stored(event_id):
         _unknown(event_id)
     with one_view(using):
@@ -149,16 +150,17 @@ def state_ids(event_id: str, using: str = "default") -> StateIds:
 
 
 def auth_chain(event_id: str, using: str = "default") -> list[str]:
-    """The auth events of an event and theirs, down to the create event, sorted; the event itself is left out.
+    """Returns the auth events of an event, and theirs, down to the create event. The IDs are sorted.
 
-    Those that are not here, or of another room, are left out too. Raises ``UnknownEvent``.
+    The event itself is left out, and so are events that are not stored here or are of another room. Raises ``UnknownEvent``.
     """
     event = parsed_events([event_id], using).get(event_id) if can_be_stored(event_id) else None
     if event is None:
         _unknown(event_id)
     starts = list(event.auth_event_ids)
     if room_version(event.room_version).room_id_is_create_hash and event.type != "m.room.create":
-        starts.append("$" + event.room_id[1:])  # implied
+        # From room version 12 on the create event is an implied auth event, and the room ID is its hash.
+        starts.append("$" + event.room_id[1:])
     return [found for found in _chain(starts, event.room_id, using) if found != event_id]
 
 
@@ -167,7 +169,7 @@ def _unknown(event_id: str) -> NoReturn:
 
 
 def _below_in_auth(event_ids: Sequence[str], room_id: str, using: str) -> list[str]:
-    """What is reached by auth edges from the events; one of them is only part of it when another leads to it."""
+    """Returns the events reached by auth edges from these ones. One of these is included only if another leads to it."""
     rows = EventAuth.objects.using(using).filter(event_id__in=event_ids).values_list("auth_event_ids", flat=True)
     return _chain([event_id for ids in rows for event_id in ids], room_id, using)
 
@@ -184,7 +186,7 @@ def _check_room(room_id: str, using: str) -> None:
 
 
 def _reader(room_id: str, using: str) -> Read:
-    """Reads places of the room's graph, piece by piece."""
+    """Returns a function that reads the room's graph, piece by piece. Raises ``UnknownRoom``."""
     _check_room(room_id, using)
 
     def read(event_ids: Collection[str]) -> list[Place]:
@@ -198,8 +200,8 @@ def _reader(room_id: str, using: str) -> Read:
 
 
 def _first(walk: Iterator[Place], wanted: int) -> list[Place]:
-    """The first events that may be given out; a walk through rejected ones ends at some point too."""
-    met = islice(walk, wanted * _MET_PER_EVENT)
+    """Returns the first events of the walk that may be given out."""
+    met = islice(walk, wanted * _MET_PER_EVENT)  # ends a walk through very many rejected events
     return list(islice((place for place in met if not place.rejected), wanted))
 
 

@@ -1,7 +1,8 @@
-"""What another server sees of stored events: the rule for servers, asked of many events at once.
+"""Computes what another server sees of stored events: the rule for servers, applied to many events at once.
 
-Who sees an event in full depends on the state after it: the room's history visibility there, and, where that is closed, which
-users of the server were there. The states of all events are read in a handful of queries, however many there are.
+A server sees an event in full or pruned, depending on the state after it: the history visibility there, and, if that is
+closed, the memberships of the server's users. The states of all events are read by a few queries, however many events
+there are.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ __all__ = ["as_seen_by", "server_in_room", "server_verdicts"]
 _EVENTS_PER_QUERY = 1_000
 _OPEN = ("world_readable", "shared")
 
-#: Whether a server has a user in a room.
+#: Selects true if a user of the server is joined to the room.
 _JOINED_NOW = """
 SELECT EXISTS (SELECT FROM events_currentstate WHERE room_id = %s AND type = 'm.room.member' AND membership = 'join'
     AND substr(state_key, strpos(state_key, ':') + 1) = %s)
 """
 
-#: What the rule needs of the events themselves.
+#: The columns of the events that the rule needs.
 _EVENTS = """
 SELECT e.event_id, e.state_group, e.outlier, EXISTS (SELECT FROM events_eraseduser x WHERE x.user_id = e.sender)
 FROM events_event e WHERE e.event_id = ANY(%s)
 """
 
-#: The chains that make up state groups, from the group's own to the last; ``upto`` is the last group of a chain that counts.
+#: The chains that make up each state group, from its own chain downwards. ``upto`` is the last group of the chain that counts.
 _CHAINS = """
 WITH RECURSIVE spans AS (
     SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%s)
@@ -49,7 +50,7 @@ WITH RECURSIVE spans AS (
 SELECT wanted, chain, upto FROM spans ORDER BY wanted, upto DESC
 """
 
-#: What chains say of the memberships of a server's users, each chain read once, newest first.
+#: The memberships of a server's users in these chains, newest first. Each chain is read once.
 _MEMBERSHIPS = """
 SELECT asked.chain, delta.state_group, delta.state_key, member.membership
 FROM unnest(%(chains)s::bigint[], %(upto)s::bigint[]) AS asked (chain, upto), LATERAL (
@@ -63,13 +64,16 @@ ORDER BY asked.chain, delta.state_group DESC
 
 
 def as_seen_by(server: str, events: Sequence[ServedEvent], using: str = "default") -> list[ServedEvent]:
-    """The events in the same order, pruned where the server may not see more."""
+    """Returns the events in the same order, pruned if the server may not see the content. Raises ``BadQuestion``."""
     verdicts = server_verdicts(server, [event.event_id for event in events], using)
     return [event.as_pruned() if verdicts[event.event_id].answer is Answer.REDACTED else event for event in events]
 
 
 def server_verdicts(server: str, event_ids: Collection[str], using: str = "default") -> dict[str, Verdict]:
-    """What the server sees of each of these events, and why; events that are not here are left out."""
+    """Returns by event ID what the server sees and by which rule. Events that are not stored are left out.
+
+    Raises ``BadQuestion`` if ``server`` cannot be a server name.
+    """
     if not can_be_stored(server):
         raise BadQuestion(f"{server!r:.100} is no name of a server.")
     wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
@@ -81,7 +85,7 @@ def server_verdicts(server: str, event_ids: Collection[str], using: str = "defau
 
 
 def server_in_room(server: str, room_id: str, using: str = "default") -> bool:
-    """Whether a user of the server is joined now: what a server must have before it is given anything of a room."""
+    """Returns true if a user of the server is joined now. Only such a server may be given anything of the room."""
     if not can_be_stored(server) or not can_be_stored(room_id):
         return False
     with connections[using].cursor() as cursor:
@@ -105,9 +109,9 @@ def _verdicts(server: str, event_ids: Sequence[str], using: str) -> Iterable[tup
 
 
 def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, set[str | None]]:
-    """Of each group the memberships of the server's users, or as many of them as it takes to find one who is joined.
+    """Returns by group the memberships of the server's users. Once one of them is joined, the others are left out.
 
-    Groups of a room lie on few chains, so these are read once and not once for each group.
+    Groups of a room share few chains, so each chain is read once, and not once for each group.
     """
     spans: dict[int, list[tuple[int, int]]] = {}
     highest: dict[int, int] = {}
@@ -126,7 +130,9 @@ def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, 
 def _until_joined(
     spans: Sequence[tuple[int, int]], rows: Mapping[int, Sequence[tuple[int, str, str | None]]]
 ) -> set[str | None]:
-    """Newest first: the first row of a user is their membership in the group."""
+    """Returns the memberships in one group, up to the first ``join``."""
+    # From the newest row to the oldest: the first row of a user is their membership in this group. The rows of a chain are
+    # shared by groups; this one has those up to ``upto``.
     met: set[str] = set()
     found: set[str | None] = set()
     for chain, upto in spans:

@@ -1,1 +1,1 @@
-"""Pages, timelines and states of rooms for those who may see them."""
+"""Pages, timelines and states of rooms, read for users who may see them."""

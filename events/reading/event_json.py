@@ -1,7 +1,7 @@
-"""Events as they are given out: one form and one query for every reader (timelines, sync, federation).
+"""Gives out events: one form and one query for every reader (timelines, sync, federation).
 
-A reader's own query finds the rows; ``SERVED`` and ``SERVED_JSON`` put what is given out beside them, so that a page is
-one query, redactions included. Nothing here asks who may see an event: that is the query's part
+A reader's own query finds the rows. ``SERVED`` and ``SERVED_JSON`` add the columns that are given out, so a page is one
+query, redactions included. Nothing here checks who may see an event. The reader's query does
 (``events.visibility.predicate_sql``).
 """
 
@@ -26,13 +26,14 @@ _BY_ID = f"SELECT {SERVED} FROM events_event e {SERVED_JSON} WHERE e.event_id = 
 _EVENTS_PER_QUERY = 1_000
 
 
+# A struct of msgspec, because a page builds a hundred of them and a dataclass takes four times as long.
 class ServedEvent(msgspec.Struct, frozen=True):
-    """An event on its way out (a frozen struct: a page makes a hundred, and dataclasses take four times as long).
+    """A stored event as it is given out.
 
-    ``json`` is what is stored, byte for byte. ``writer`` and ``stream_ordering`` are its position, (``topological_ordering``,
-    ``stream_ordering``) its place in the room: whoever gets events out of order can put them in order. ``redacted_by``: a
-    redaction applies, everybody gets the pruned form. ``pruned``: this reader gets the pruned form, because the sender is
-    erased or, for servers, because nobody of that server was there.
+    ``json`` is stored byte for byte. ``writer`` and ``stream_ordering`` are its position in the stream.
+    (``topological_ordering``, ``stream_ordering``) is its place in the room, by which clients can sort. ``redacted_by``:
+    a redaction applies, and all readers get the pruned form. ``pruned``: this reader gets the pruned form, because the
+    sender is erased or, for servers, because no user of that server was there.
     """
 
     event_id: str
@@ -49,16 +50,16 @@ class ServedEvent(msgspec.Struct, frozen=True):
     json: bytes
     redacted_by: str | None = None
     redaction: StoredForm | None = None
-    """The redaction that applies, if it is here."""
+    """The redaction that applies, if it is stored here."""
     pruned: bool = False
 
     @property
     def token(self) -> str:
-        """The event's place in its room: a page begins beyond it, ``before`` as well as ``after``."""
+        """Returns the event's place in its room. A page ``before`` or ``after`` this token begins beyond the event."""
         return f"t{self.topological_ordering}-{self.stream_ordering}"
 
     def client_json(self) -> bytes:
-        """For a client: UTF-8 JSON, redaction applied, with ``unsigned.redacted_because`` and ``redacted_by``."""
+        """Returns UTF-8 JSON for a client, redaction applied, with ``unsigned.redacted_because`` and ``redacted_by``."""
         pruned = self.pruned or self.redacted_by is not None
         form = StoredForm(
             self.event_id,
@@ -73,23 +74,23 @@ class ServedEvent(msgspec.Struct, frozen=True):
         return client_json(form)
 
     def client_event(self) -> dict[str, Any]:
-        """The same as a dictionary."""
+        """Returns ``client_json`` as a dictionary."""
         event: dict[str, Any] = decode_stored(self.client_json())
         return event
 
     def federation_json(self) -> bytes:
-        """For a server: the exact bytes, or the pruned form in canonical JSON; both verify."""
+        """Returns the event for a server: the exact bytes, or the pruned form in canonical JSON. Signatures of both verify."""
         if self.pruned or self.redacted_by is not None:
             return pruned_json(self.json, self.room_version)
         return self.json
 
     def as_pruned(self) -> ServedEvent:
-        """The same for a reader who gets the pruned form only."""
+        """Returns the event for a reader who gets only the pruned form."""
         return msgspec.structs.replace(self, pruned=True)
 
 
 def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:
-    """The event of a row that begins with the columns ``SERVED``."""
+    """Returns the event of a row that begins with the columns ``SERVED``."""
     (event_id, room_id, version, event_type, state_key, sender, stream, topological, writer, ts, redacts, json,
      redacted_by, because, because_redacts, because_pruned) = row[:_COLUMNS]  # fmt: skip
     redaction = None
@@ -102,7 +103,7 @@ def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:
 
 
 def load_events(event_ids: Collection[str], using: str = "default") -> dict[str, ServedEvent]:
-    """The stored events of these IDs, whoever may see them; those that are not here are left out."""
+    """Returns the stored events by ID, without any check of visibility. Those that are not stored are left out."""
     wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
     found: dict[str, ServedEvent] = {}
     with connections[using].cursor() as cursor:

@@ -1,12 +1,13 @@
-"""A page of a room as one user sees it, as functions of the database (pure).
+"""The database functions that read a page of a room as one user sees it (pure: they are text).
 
-One call reads a page: rows of ``events_event_timeline`` from a place on, of them those that
-``events.visibility.predicate_sql.sees`` lets pass, with what is given out of each. At most ``ROWS_READ`` rows are looked at, so
-a page can have fewer events than were asked for, or none, and still not be the last: then it tells where reading ended.
+One call reads rows of ``events_event_timeline`` from a place on. It returns those that
+``events.visibility.predicate_sql.sees`` accepts, with the columns that are given out. It examines at most ``ROWS_READ``
+rows. So a page may have fewer events than wanted, or none, without being the last. Then the result says where reading
+ended.
 
-They are functions because a page is asked for often and its query takes longer to plan than to run: the plan of a function
-is kept for the connection. That plan must fit all values, so the limit of rows is written out and JSON is looked up event
-by event.
+These are functions because a page is read often, and its query takes longer to plan than to run. The plan of a function
+is kept for the connection. It must fit all values, so the limit of rows is a literal, and JSON is looked up event by
+event.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from events.visibility.predicate_sql import pruned, sees
 __all__ = ["DROP_PAGES", "FOR_NOBODY", "FOR_USER", "FROM_LEAVE", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ"]
 
 LARGEST = 2**63 - 1
-"""Above every position."""
+"""A number above every position."""
 ROWS_READ = 1_000
-"""Rows of a room that are looked at for one page."""
+"""The most rows of a room that are examined for one page."""
 
 _PARAMETERS = {
     "room": "text",
@@ -42,11 +43,11 @@ _AT_WRITER = "coalesce((%(positions)s)[array_position(%(writers)s, e.instance_na
 
 
 def _page(*, back: bool, sees: str, pruned: str) -> str:
-    """The query: events, whether each is pruned for the user, and the last place that was read when the page is not full.
+    """Returns the query of a page: events, the pruned flag of each, and the last place that was read if the page is not full.
 
-    (``topological``, ``stream``) is the place beyond which the page begins. ``base``, ``writers`` and ``positions`` are a vector
-    token: going back, it covers the events of the page, all up to the base and those of a named writer up to its position; going
-    on, it covers none of them.
+    The page begins beyond (``topological``, ``stream``). ``base``, ``writers`` and ``positions`` are a vector token:
+    everything up to the base, and everything of a named writer up to its position. Going back, the page has only events
+    that the token covers. Going forward, it has only events that the token does not cover.
     """
     beyond, order = ("<", "DESC") if back else (">", "ASC")
     highest = "(SELECT max(top) FROM unnest(%(positions)s || %(base)s) AS top)"
@@ -90,10 +91,10 @@ _FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_
 
 
 def _for_user(function: str, *, from_leave: bool = False) -> str:
-    """The call, with who may read the room in the same query: both are of one moment.
+    """Returns the call of a function, joined with the user's access to the room. As one query both are of one moment.
 
-    ``from_leave``: going back, a page of a user who has left begins with the leave at the latest. What is deeper, on another
-    branch of the graph, is passed over, even if it was here before.
+    ``from_leave``: going back, the page of a user who has left begins at the leave or below. Events deeper than the
+    leave, on another branch of the graph, are skipped, even if they were here before.
     """
     access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
     wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
@@ -108,14 +109,14 @@ LEFT JOIN LATERAL {function}({", ".join(values.values())}) AS page ON true"""
 _SHOWN_AT_ALL = "NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL"
 
 PAGE_BEFORE = _function("events_page_before", _page(back=True, sees=sees(), pruned=pruned()))
-"""Makes the function that goes back in time: newest first."""
+"""Creates the function that reads back in time, newest first."""
 PAGE_AFTER = _function("events_page_after", _page(back=False, sees=sees(), pruned=pruned()))
-"""Makes the function that goes on in time: oldest first."""
+"""Creates the function that reads forward in time, oldest first."""
 DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
 
 FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
-"""Going back or not -> the query of a page as a user sees it: columns of ``events_access``, then of the page."""
+"""True for back in time -> the query of a page as a user sees it: the columns of ``events_access``, then those of the page."""
 FROM_LEAVE = _for_user("events_page_before", from_leave=True)
-"""Going back, from the user's own leave at the latest."""
+"""The query for reading back in time, which begins at the user's own leave or below."""
 FOR_NOBODY = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}
-"""Going back or not -> the query of a page that is not filtered for a user."""
+"""True for back in time -> the query of a page that is not filtered for a user."""

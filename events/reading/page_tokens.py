@@ -1,7 +1,8 @@
-"""Where a page of a room begins: tokens of timelines and of sync, from text.
+"""Reads the tokens at which a page of a room begins: those of timelines and those of sync.
 
-A token ``t412-90321`` is an event's place in its room; a page begins beyond it. A token of sync (``s90321``, ``m90321~2.90400``,
-or the whole sync token) is what a client had been told by then: going back a page has events of that, going on later ones.
+A token ``t412-90321`` is an event's place in its room, and a page begins beyond it. A token of sync (``s90321``,
+``m90321~2.90400``, or the whole sync token) covers what a client had received. Going back, a page has only events that it
+covers; going forward, only later ones.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _TEXT_LIMIT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The place beyond which a page begins, whether it goes back, and the vector that bounds its events, if any."""
+    """The place beyond which a page begins.
+
+    ``back``: the page goes back in time. ``told``: the vector that bounds the page's events, if the token has one.
+    """
 
     topological: int
     stream: int
@@ -37,9 +41,9 @@ class Start:
 
 
 def start_of(token: str | None, *, back: bool, using: str = "default") -> Start:
-    """Where a page begins. Raises ``BadToken``, and ``EpochChanged`` for a sync token from before a restore.
+    """Returns the start of a page. Raises ``BadToken``, and ``EpochChanged`` for a sync token from before a restore.
 
-    What a sync token says of the future is cut to the present.
+    A sync token that is ahead of the present is reduced to it.
     """
     if token is None or (isinstance(token, str) and token.startswith("t")):
         return Start(*timeline_place(token), back)
@@ -61,7 +65,7 @@ def _told(token: str, using: str) -> VectorToken:
 
 
 def _names(token: str, using: str) -> dict[int, str]:
-    """The writers that a token may name, by their numbers."""
+    """Returns the writers that a token may name, by their numbers."""
     if "~" not in token:
         return {}
     with connections[using].cursor() as cursor:

@@ -1,7 +1,7 @@
-"""Rooms as users read them: a page of history, what stands around an event, which of some events a user sees.
+"""Reads rooms for users: a page of history, the events around an event, and which of some events a user sees.
 
-Every answer about one room and one user is one query, so it is of one moment. Events come redacted and pruned as the user may see
-them, and with both orderings. Reads are made on the given database alias.
+Each answer about one room and one user is one query, so it is of one moment. Events are redacted and pruned as the user
+may see them, and have both orderings. Reads use the given database alias.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from streams.db.consistent_read import one_view
 __all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]
 
 PAGE_LIMIT = ROWS_READ
-"""Events of one page, whatever is asked for."""
+"""The most events of one page. A larger limit counts as this one."""
 IDS_LIMIT = 10_000
-"""Events of one question to ``visible_to``."""
+"""The most events of one call of ``visible_to``."""
 _ACCESS_COLUMNS = 10
 _IDS_PER_QUERY = 1_000
 
-#: Of some events those that a user sees.
+#: Those of some events that a user sees.
 _VISIBLE = f"""
 SELECT {SERVED}, e.pruned FROM (
   SELECT e.*, {pruned()} AS pruned FROM events_event e JOIN {ACCESS_ROWS} a ON a.room_id = e.room_id
@@ -48,10 +48,10 @@ SELECT {SERVED}, e.pruned FROM (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some events of a room in the order of reading: newest first going back, oldest first going on.
+    """Some events of a room in the order of reading: newest first going back, oldest first going forward.
 
-    ``end`` is where the next page begins, the place of the last event that was *looked at*; null: there is nothing more. So an
-    empty page with an end is not the last one.
+    ``end`` is where the next page begins: the place of the last event that was *examined*; null: there is nothing more.
+    So an empty page with an ``end`` is not the last one.
     """
 
     events: tuple[ServedEvent, ...]
@@ -60,10 +60,11 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """An event with what stands before it (newest first) and after it (oldest first).
+    """An event with the events before it (newest first) and after it (oldest first).
 
-    ``start`` goes on back from the first of them, ``end`` goes on from the last; ``state`` is the room's state after the last, by
-    event IDs: of a room that the user was not in and that was not open to them, the entries that they see.
+    ``start`` continues backwards from the first of them, ``end`` forwards from the last. ``state`` has the event IDs of
+    the room's state after the last event. If the user was not in the room and it was not open to them, it has only the
+    entries that they see.
     """
 
     event: ServedEvent
@@ -83,12 +84,12 @@ def timeline(
     after: str | None = None,
     using: str = "default",
 ) -> Page:
-    """A page of a room as the user sees it: the newest events, those ``before`` a token, or those ``after`` one.
+    """Returns a page of a room as the user sees it: the newest events, those ``before`` a token, or those ``after`` one.
 
-    Without a user it is not filtered, but for outliers, rejected and soft-failed events. Those who left see nothing after their
-    leave, and going back begins with it: what is deeper on another branch of the graph is passed over. ``after=OLDEST`` begins at
-    the beginning. Tokens are those of pages, events and syncs. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and
-    ``BadQuestion``.
+    Without ``user_id`` the page is not filtered, except for outliers, rejected and soft-failed events. A user who left
+    sees nothing after their leave, and reading back begins at the leave. Events deeper than the leave, on another branch
+    of the graph, are skipped. ``after=OLDEST`` begins at the start of the room. Tokens of pages, events and syncs are
+    accepted. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and ``BadQuestion``.
     """
     if before is not None and after is not None:
         raise BadQuestion("Give before (going back) or after (going on), not both.")
@@ -100,9 +101,9 @@ def timeline(
 def events_around(
     event_id: str, user_id: str, limit: int = 10, using: str = "default", only: StateFilter = EVERYTHING
 ) -> Around:
-    """The event, with half of ``limit`` events on each side that the user sees, and the state (or what ``only`` lets pass of it).
+    """Returns the event, up to half of ``limit`` visible events on each side, and the state, reduced to what ``only`` accepts.
 
-    Raises ``UnknownEvent`` also for an event that the user does not see: that there is one is not told.
+    Raises ``UnknownEvent`` also for an event that the user does not see, so that the error does not reveal that it exists.
     """
     half = checked_limit(limit, PAGE_LIMIT) // 2
     with one_view(using):
@@ -122,10 +123,10 @@ def events_around(
 
 
 def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -> dict[str, ServedEvent]:
-    """Those of the events that the user sees, by ID, in the order asked; of any rooms.
+    """Returns those of the events that the user sees, by ID, in the order given. They may be of any rooms.
 
-    What is unknown, or in rooms that the user may not read, is left out like what is hidden. Raises ``BadQuestion`` for more than
-    ``IDS_LIMIT`` events.
+    Unknown events, hidden events, and events in rooms that the user may not read are left out alike. Raises
+    ``BadQuestion`` for more than ``IDS_LIMIT`` events.
     """
     wanted = checked_ids(event_ids, IDS_LIMIT)
     found: dict[str, ServedEvent] = {}
@@ -136,7 +137,10 @@ def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -
 
 
 def _knows_state(user_id: str, event_id: str, using: str) -> bool:
-    """Whether the user may know all of the state at an event that they see: joined there, until then, or the room was open."""
+    """Returns true if the user, who sees the event, may know the full state there.
+
+    That is so if the user was joined at the event, or left with it, or if the room was open to them.
+    """
     (found,) = explain_visibility(user_id, [event_id], using)
     if not isinstance(found, Explanation):
         return False
@@ -199,9 +203,14 @@ def _rows_for_nobody(room_id: str, where: Mapping[str, Any], back: bool, using: 
 def _rows_for_user(
     room_id: str, user_id: str, where: Mapping[str, Any], query: str, using: str
 ) -> list[tuple[Any, ...]]:
-    """The rows with what they say of access checked; where messages expire, once more with the time from which they count."""
+    """Returns the page's rows, after checking the access that they contain.
+
+    If messages expire in the room, the query runs again with the time from which they count.
+    """
     now_ms = time.time_ns() // 1_000_000
     kept_since: int | None = None
+    # The query reads the room's retention together with the page, so the first run does not know it yet. It runs again until
+    # the retention that it used is the one that it read.
     while True:
         rows = _rows(query, {**where, "kept_since": kept_since}, using)
         access: Access | None = access_of(rows[0][:_ACCESS_COLUMNS], now_ms) if rows else None
@@ -218,9 +227,10 @@ def _rows(query: str, where: Mapping[str, Any], using: str) -> list[tuple[Any, .
 
 
 def _page_of(rows: Sequence[tuple[Any, ...]], limit: int, back: bool) -> Page:
-    """Rows as the queries of ``events.reading.page_sql`` give them."""
-    *_, topological, stream = rows[0]
+    """Returns the page of rows that a query of ``events.reading.page_sql`` returned."""
+    *_, topological, stream = rows[0]  # an empty page is one row of nulls
     events = [served(row, pruned=row[len(SERVED_TYPES)]) for row in rows if row[0] is not None]
+    # The query adds JSON to the page without ORDER BY.
     events.sort(key=lambda event: (event.topological_ordering, event.stream_ordering), reverse=back)
     if len(events) == limit:
         return Page(tuple(events), events[-1].token)

@@ -1,9 +1,9 @@
 """The columns of an event that is given out (pure).
 
-``SERVED`` stands in the select list of a query whose events are ``e`` and whose ``FROM`` goes on with ``SERVED_JSON``. JSON and
-redactions are looked up event by event, however many events the planner expects; redactions only where there is one. JSON is
-UTF-8, as whoever stored it has checked, so it travels as text: half as long as the digits of bytes, and the same bytes again when
-it is encoded.
+``SERVED`` belongs in the select list of a query whose events have the alias ``e``, and ``SERVED_JSON`` at the end of its
+``FROM``. JSON and redactions are looked up event by event, whatever number the planner expects. A redaction is looked up
+only if there is one. Stored JSON was checked to be UTF-8, so it is sent as text. That is half as long as the hex digits
+of bytes, and encoding it gives the same bytes again.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ SERVED_TYPES = (
     *("text", "bigint", _ID, "text", _ID),
     *("text", _ID, "boolean"),
 )
-"""The types of the columns, for functions that return them."""
+"""The SQL types of the columns, for functions that return them."""

@@ -1,7 +1,7 @@
-"""The state before and after events, whole or as far as a filter wants it.
+"""Reads the state before and after events, in full or as far as a filter accepts it.
 
-What is not known is said (``StateUnresolved``), never guessed. Many events are answered in bounded rounds: each round is one
-query for the events and one for their states, however many groups they have.
+If the state is not known, the answer says so (``StateUnresolved``); it is never guessed. Many events are answered in
+rounds of bounded size. Each round is one query for the events and one for their states, however many groups they have.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ State = dict[StateKey, str]
 _EVENTS_PER_ROUND = 500
 _MOST_TRIES = 3
 _ENTRIES_PER_ROUND = 200_000
-"""Entries of states that are in memory at a time, unless one event has more."""
+"""The most entries of states in memory at a time, unless one event has more."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateAt:
-    """The state before and after an event; both null for an outlier, which has no place in the graph.
+    """The state before and after an event. Both are null for an outlier, which has no place in the graph.
 
-    Where the event changed nothing, both are the same object: not to be changed by who is given it.
+    If the event changed nothing, both are the same object. The caller must not modify either.
     """
 
     event_id: str
@@ -42,7 +42,7 @@ class StateAt:
 
     @property
     def changes(self) -> dict[StateKey, tuple[str | None, str | None]]:
-        """What the event changed: key -> (event before, event after); null: no entry there."""
+        """Returns the entries that the event changed: key -> (event before, event after); null: no entry."""
         before, after = self.before or {}, self.after or {}
         keys = {**before, **after} if before is not after else {}
         pairs = {key: (before.get(key), after.get(key)) for key in keys}
@@ -50,7 +50,7 @@ class StateAt:
 
 
 def state_at(event_id: str, using: str = "default", only: StateFilter = EVERYTHING) -> StateAt:
-    """The room's state around an event; raises ``UnknownEvent`` and ``StateUnresolved``."""
+    """Returns the room's state around an event. Raises ``UnknownEvent`` and ``StateUnresolved``."""
     (found,) = states_at([event_id], using, only)
     if isinstance(found, StateAt):
         return found
@@ -60,9 +60,9 @@ def state_at(event_id: str, using: str = "default", only: StateFilter = EVERYTHI
 def states_at(
     event_ids: Iterable[str], using: str = "default", only: StateFilter = EVERYTHING
 ) -> Iterator[StateAt | UnknownEvent | StateUnresolved]:
-    """An answer, or the reason why there is none, for each event in the order given; of any rooms.
+    """Yields for each event, in the order given, the answer or the reason why there is none. Events may be of any rooms.
 
-    Raises ``BadQuestion`` for what is no string.
+    Raises ``BadQuestion`` for an ID that is not a string.
     """
     rest = iter(event_ids)
     while asked := list(islice(rest, _EVENTS_PER_ROUND)):
@@ -75,7 +75,7 @@ def states_at(
 
 # --- one round --------------------------------------------------------------------------------------------------------
 
-#: Where the states of events are stored, and how large they are: one row for each event, by its ID.
+#: The state groups of events and their sizes, one row for each stored event.
 _PLACES = """
 SELECT e.event_id, e.outlier, coalesce(e.state_group, 0), coalesce(g.prev_group, 0), coalesce(g.keys, 0),
        e.state_key IS NOT NULL AND e.rejected_reason IS NULL, e.type = 'm.room.create' AND e.state_key = ''
@@ -86,7 +86,7 @@ WHERE e.event_id = ANY(%s)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An event among the groups; 0 stands for no group."""
+    """An event's state groups; 0 stands for no group."""
 
     event_id: str
     outlier: bool
@@ -98,7 +98,11 @@ class _Place:
 
     @property
     def before(self) -> int:
-        """The group of an accepted state event builds on that of the state before it."""
+        """Returns the group of the state before the event.
+
+        An accepted state event has a group of its own, stored on top of this one. For any other event it is the same as
+        ``after``.
+        """
         return self.prev_group if self.changes_state else self.after
 
     @property
@@ -116,21 +120,19 @@ def _places(event_ids: Sequence[str], using: str) -> dict[str, _Place]:
 def _states(
     event_ids: Sequence[str], places: dict[str, _Place], using: str, only: StateFilter
 ) -> tuple[dict[str, _Place], dict[int, State]]:
-    """The places of the events, and the states of their groups.
-
-    Between the reading of a place and that of its groups the room may have been compressed or purged: then both are read again.
-    """
+    """Returns the places of the events, and the states of their groups."""
     for _ in range(_MOST_TRIES - 1):
         groups = {group for event_id in event_ids if event_id in places for group in places[event_id].groups}
         try:
             return places, full_states(groups, using, only)
         except UnknownStateGroup:
+            # The places named group 7, then a job compressed or purged the room and deleted group 7. Read both again.
             places = _places(event_ids, using)
     return places, full_states({group for place in places.values() for group in place.groups}, using, only)
 
 
 def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list[str]]:
-    """The events in their order, in parts whose states fit into memory together."""
+    """Yields the events, in their order, in parts whose states fit into memory together."""
     part: list[str] = []
     sizes: dict[int, int] = {}
     for event_id in event_ids:

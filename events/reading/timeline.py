@@ -1,6 +1,6 @@
-"""Reading rooms: the state at an event, and a room's timeline.
+"""Reads a room without any filter for users: the state at an event, and the room's timeline.
 
-What is not known is said (``StateUnresolved``), never guessed. Reads are made on the given database alias.
+If the state is not known, ``StateUnresolved`` is raised; it is never guessed. Reads use the given database alias.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["State", "StateAt", "TimelineEntry", "state_at", "timeline", "timelin
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """One event of a timeline; ``token`` names the place right before it, going back."""
+    """One event of a timeline."""
 
     event_id: str
     stream_ordering: int
@@ -29,14 +29,14 @@ class TimelineEntry:
 
     @property
     def token(self) -> str:
-        """``t<topological>-<stream>``, good for ``timeline(before=…)``."""
+        """Returns the event's place, ``t<topological>-<stream>``. ``timeline(before=…)`` continues right below it."""
         return f"t{self.topological_ordering}-{self.stream_ordering}"
 
 
 _MOST_ENTRIES = 2**31
 _TOKEN = re.compile(r"t([0-9]{1,19})-(-?[0-9]{1,19})")
 
-#: A page of a room, newest first; one index range of ``events_event_timeline``.
+#: A page of a room, newest first. It reads one range of the index ``events_event_timeline``.
 _TIMELINE = """
 SELECT event_id, stream_ordering, topological_ordering FROM events_event
 WHERE room_id = %(room)s AND (topological_ordering, stream_ordering) < (%(topological)s, %(stream)s)
@@ -49,9 +49,9 @@ LIMIT %(limit)s
 def timeline(
     room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
 ) -> Sequence[TimelineEntry]:
-    """The last ``limit`` shown events of a room, newest first by (topological, stream), below the token ``before``.
+    """Returns at most ``limit`` accepted events of a room, newest first by (topological, stream), below the token ``before``.
 
-    Raises ``UnknownRoom``, ``BadToken`` and ``BadQuestion``.
+    Outliers, rejected and soft-failed events are left out. Raises ``UnknownRoom``, ``BadToken`` and ``BadQuestion``.
     """
     limit = checked_limit(limit, _MOST_ENTRIES)
     topological, stream = timeline_place(before)
@@ -69,7 +69,7 @@ def _page(room_id: str, limit: int, topological: int, stream: int, using: str) -
 
 
 def timeline_place(token: str | None) -> tuple[int, int]:
-    """(topological, stream) of a token; without one, above everything. Raises ``BadToken``."""
+    """Returns (topological, stream) of a token, or a place above every event without one. Raises ``BadToken``."""
     if token is None:
         return 2**63 - 1, 2**63 - 1
     found = _TOKEN.fullmatch(token) if isinstance(token, str) else None

@@ -1,4 +1,4 @@
-"""A room as one user sees it, as a list: pages of ``events.reading.pages`` put together."""
+"""Reads a room as one user sees it, as one list: pages of ``events.reading.pages`` joined together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["timeline_of"]
 def timeline_of(
     user_id: str, room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
 ) -> Sequence[ServedEvent]:
-    """The last ``limit`` events of a room that the user sees, newest first, below the token ``before``.
+    """Returns the last ``limit`` events of a room that the user sees, newest first, below the token ``before``.
 
-    Reads on until there are so many or no more: for commands and tests; services read page by page. Raises as ``timeline`` does.
+    It reads pages until there are enough events or no more. It is meant for commands and tests; services read page by
+    page. Raises what ``timeline`` raises.
     """
     found: list[ServedEvent] = []
     while len(found) < limit:

@@ -1,1 +1,1 @@
-"""Sync: what is new to a user since a token."""
+"""The sync answers: everything that is new to a user since a token."""

@@ -1,4 +1,4 @@
-"""What sync answers are made of: plain values, frozen."""
+"""The values that sync answers consist of. All are frozen."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ StateKey = tuple[str, str]
 class SyncRoom:
     """A room that the user is in, or has left since the last answer.
 
-    ``timeline``: events in the order of a room's pages (topological) in an initial sync, in stream order else; an event's
-    ``stream_ordering``, ``writer`` and ``topological_ordering`` let whoever wants bring them into the other order.
-    ``limited``: there are events between the last answer and the timeline that are not in it, or a gap; ``prev_batch`` is
-    where to read on backwards. ``whole``: the room is told from the beginning, whatever was told of it before has no use.
+    ``timeline`` has the events in topological order in an initial sync, otherwise in stream order. The client can sort
+    them the other way by ``stream_ordering``, ``writer`` and ``topological_ordering``. ``limited``: between the last
+    answer and the timeline there is a gap, or events that it leaves out. ``prev_batch`` is the token for reading
+    backwards from there. ``whole``: the client discards what it has of the room.
 
-    ``state`` is what a client has to know beside the timeline: with ``whole`` all of the state, else what changed since the
-    last answer. At a key that the timeline changes it is the value before the timeline, at any other one the value at its
-    end. ``removed`` are keys that are no longer in the state at all (a resolution can take them out).
+    ``state`` is what the client must know besides the timeline: with ``whole`` the full state, otherwise the changes
+    since the last answer. At a key that the timeline changes, it has the entry before the timeline. At any other key it
+    has the entry at the timeline's end. ``removed`` are keys that the state no longer has, which a state resolution can
+    cause.
     """
 
     room_id: str
@@ -41,9 +42,10 @@ class SyncRoom:
 
 @dataclass(frozen=True, slots=True)
 class PendingRoom:
-    """A room that the user is invited to or knocks on: the membership event, and what a stranger may know of the room.
+    """A room that the user is invited to or knocks on.
 
-    ``stripped_state``: events cut down to type, state_key, content and sender.
+    ``event`` is the membership event. ``stripped_state`` is what a non-member may know of the room: events reduced to type,
+    state_key, content and sender.
     """
 
     room_id: str
@@ -54,7 +56,7 @@ class PendingRoom:
 
 @dataclass(frozen=True, slots=True)
 class RoomsSince:
-    """The part of a sync about rooms: what is new between two tokens. Rooms without anything new are left out.
+    """The rooms of a sync answer, with what is new between two tokens. Rooms without news are left out.
 
     ``upto`` is where the answer ends and the next one begins.
     """
@@ -73,9 +75,9 @@ class RoomsSince:
 class InitialSync:
     """One page of the first answer to a user: joined rooms, those with the newest activity first.
 
-    ``token`` is where incremental syncs go on, the same on every page. ``next_page`` asks for the next rooms (``after``);
-    null: these are the last. Invites and knocks come with the first page, and so do the rooms that the user was put out of,
-    kicked or banned (``left``); those that they left by themselves are not told.
+    ``token`` is where incremental syncs continue, the same on every page. ``next_page`` requests the next rooms
+    (``after``); null: this is the last page. Invites and knocks come with the first page. So do the rooms from which the
+    user was kicked or banned (``left``). Rooms that users left themselves are not included.
     """
 
     rooms: tuple[SyncRoom, ...]
@@ -88,7 +90,10 @@ class InitialSync:
 
 @dataclass(frozen=True, slots=True)
 class NewEvents:
-    """New events for a user in stream order, and where to go on. ``more``: the limit cut them, ask again at once."""
+    """New events for a user in stream order. ``token`` is where to continue.
+
+    ``more``: the limit cut the list, so the caller should ask again at once.
+    """
 
     events: tuple[ServedEvent, ...]
     token: VectorToken

@@ -1,7 +1,7 @@
-"""New events for a user, in the order in which they came: the plainest way to follow what a user may see.
+"""Reads new events for a user in stream order: the simplest way to follow what a user may see.
 
-Beside the visible events of joined rooms come the user's own memberships in any room: invites, kicks, bans, invites from
-other servers. A room that the user has left is told up to the leave.
+The result has the visible events of joined rooms, and the user's own memberships in any room: invites, kicks, bans, and
+invites from other servers. Of a room that the user has left, it has the events up to the leave.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from streams.db.consistent_read import one_view
 __all__ = ["MOST_NEW_EVENTS", "events_since"]
 
 MOST_NEW_EVENTS = 1_000
-"""Events of one answer."""
+"""The most events of one answer."""
 ROOMS_WORTH_A_FEED = 50
-"""With fewer rooms to look at each of them is asked."""
+"""From so many rooms on the feed is used. With fewer, each room is queried."""
 Found = tuple[list[ServedEvent], int | None]
 
 
@@ -38,10 +38,11 @@ def events_since(
     now: VectorToken | None = None,
     using: str | None = None,
 ) -> NewEvents:
-    """At most ``limit`` events that came after ``since``, oldest first, and the token to go on from.
+    """Returns at most ``limit`` events after ``since``, oldest first, and the token to continue from.
 
-    Without ``now`` this process's caches say whether there is anything new, from memory (``events.notifier.notifier``). A
-    ``since`` ahead of what is known here is taken back to that. Raises ``BadQuestion``, ``TokenError`` and ``EpochChanged``.
+    Without ``now``, the notifier (``events.notifier.notifier``) says from memory whether there is anything new. A
+    ``since`` ahead of what this process knows is reduced to that. Raises ``BadQuestion``, ``TokenError`` and
+    ``EpochChanged``.
     """
     alias = using or stream_settings().database
     limit = checked_limit(limit, MOST_NEW_EVENTS)
@@ -59,15 +60,17 @@ def events_since(
 
 
 def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, using: str) -> NewEvents:
-    """``changed``: joined rooms that may have something new, when the user's memberships are what they were.
+    """Returns the events of a span. ``changed`` are the joined rooms that may have news.
 
-    Many rooms are looked at by the user's feed, if there is one: what is found there is the same.
+    ``changed`` is None if the user's memberships may have changed too: then they are read first. For many rooms the
+    user's feed says where to look, if there is one. The result is the same.
     """
     low = span.since or span.now
     with one_view(using):
         if changed is None:
             memberships = read_memberships(user_id, span.now, low, using)
             rooms = _windows(memberships, span)
+            # Only rooms that the user was in throughout: a room joined meanwhile also shows events that its feed entries lack.
             changed = frozenset(room.room_id for room in memberships.of("join") if room.changed_at is None)
         else:
             rooms = [Window(room_id, low.base, span.now.highest) for room_id in sorted(changed)]
@@ -85,7 +88,10 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """The oldest events of some rooms that a user is shown, and up to where was looked; null: to the end."""
+    """A reader of the oldest events of some rooms that a user may see.
+
+    Each method also returns the position up to which it examined the rooms; null: to the end.
+    """
 
     user_id: str
     span: Span
@@ -96,13 +102,16 @@ class _Reader:
         return Windows(self.user_id, rooms, self.span, self.using).in_order(limit, places)
 
     def read_listed(self, rooms: Sequence[Window], listed: Listed, limit: int) -> Found:
-        """With the events of other rooms at listed places: nearly always the first of them are enough."""
+        """Reads the windows together with the events at listed places.
+
+        It tries the first places alone, because they are nearly always enough.
+        """
         few = limit + 1 + max(10, limit // 4)
         if len(listed.places) > few:
             part = listed.first(few)
-            end = part.places[-1][0]
+            end = part.places[-1][0]  # unlisted windows are read only this far, so that the order of both is kept
             events, upto = self._at(part, [replace(w, high=min(w.high, end)) for w in rooms if w.low < end], limit)
-            if len(events) == limit and upto == events[-1].stream_ordering:  # and there are more up to the end
+            if len(events) == limit and upto == events[-1].stream_ordering:  # the limit cut it, not the end of the part
                 return events, upto
         return self._at(listed, rooms, limit)
 
@@ -113,7 +122,7 @@ class _Reader:
 
 
 def _windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Where to look: joined rooms, and those whose membership changed."""
+    """Returns the windows to read: of joined rooms, and of those whose membership changed."""
     low = (span.since or span.now).base
     found = []
     for room in memberships.rooms.values():

@@ -1,9 +1,9 @@
-"""Reading per-user feeds: where to look for what is new to a user, without asking each of many rooms.
+"""Reads per-user feeds: the places with something new for a user, found without a query for each of many rooms.
 
-A feed lists positions (``events.models.feeds``; written behind the stream by ``pipeline.feeds.write``). Beyond its position the
-tail of the stream itself is read. What is found there are places to look at and nothing more: the event that is there now, and
-whether the user may see it, is for the reader to decide, so the answer is that of asking the rooms. A feed that is not there,
-was cut above the token, or is too far behind gives no answer.
+A feed lists positions (``events.models.feeds``), and ``pipeline.feeds.write`` writes it some time after the events. Above
+the feeds' position the tail of the stream itself is read. The result is only a list of places. The caller reads the event
+that is stored there now and decides whether the user may see it, so the answer equals that of querying the rooms. There is
+no result if the feed does not exist, was cut above the token, or is too far behind.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from streams.core.tokens import VectorToken
 __all__ = ["FEEDS", "LONGEST_TAIL", "Listed", "listed_since"]
 
 FEEDS = "feeds"
-"""The reader that writes feeds, and the name of their position."""
+"""The name of the reader that writes feeds, and of their stored position."""
 LONGEST_TAIL = 2_000
-"""A feed is no help when more events than these came after it was written: of all rooms, most are not the user's."""
+"""The most events of the tail. Beyond that the feed is not used: the tail has all rooms, and most are not the user's."""
 _PAGES_GROW = 4
 
 _ENTRIES = """
@@ -39,7 +39,7 @@ ORDER BY stream_ordering LIMIT %(limit)s
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Where the oldest events of the asked rooms are: (position, room), ascending."""
+    """The places of the oldest events of the rooms in question: (position, room), ascending."""
 
     places: tuple[tuple[int, str], ...] = ()
 
@@ -48,26 +48,23 @@ class Listed:
 
     @property
     def positions(self) -> list[int]:
-        """The positions alone."""
         return [position for position, _ in self.places]
 
     @property
     def rooms(self) -> frozenset[str]:
-        """The rooms of all places."""
         return frozenset(room_id for _, room_id in self.places)
 
     def first(self, count: int) -> Listed:
-        """The first of them."""
         return Listed(self.places[:count])
 
 
 def listed_since(
     user_id: str, rooms: Collection[str], span: tuple[VectorToken, VectorToken], limit: int, using: str
 ) -> Listed | None:
-    """What happened in these rooms between two tokens, by the user's feed and the tail beyond it; null when it cannot tell.
+    """Returns the oldest ``limit`` places, in these rooms and between two tokens, from the user's feed and the tail above it.
 
-    The oldest ``limit`` places, or all there are. The user must have been joined to the rooms all the time in between. Called
-    in a view that holds everything that the second token covers (``streams.db.consistent_read``).
+    Returns null when the feed cannot answer. Assumes that the user was joined to the rooms all the time in between.
+    Assumes a snapshot that includes everything that the second token covers (``streams.db.consistent_read``).
     """
     since, now = span
     values = {"user_id": user_id, "name": FEEDS, "since": since.base, "upto": now.highest}
@@ -75,7 +72,7 @@ def listed_since(
     places: list[tuple[int, str]] = []
     while True:
         found = query_rows(_ENTRIES, values | {"after": after, "limit": page}, using)
-        if not found:
+        if not found:  # no feed, or cut above the token; a feed without entries gives one row of nulls
             return None
         written = found[0][0]
         entries = [(position, room_id) for _, position, room_id in found if position is not None]
@@ -84,7 +81,7 @@ def listed_since(
             return Listed(tuple(places[:limit]))
         if len(entries) < page:
             break
-        after, page = entries[-1][0], page * _PAGES_GROW  # entries of other rooms stand between
+        after, page = entries[-1][0], page * _PAGES_GROW  # some entries were of other rooms, so read on
     tail = query_rows(_TAIL, values | {"after": max(written, since.base), "limit": LONGEST_TAIL + 1}, using)
     if len(tail) > LONGEST_TAIL:
         return None

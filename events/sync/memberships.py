@@ -1,7 +1,7 @@
-"""A user's memberships as they were at a token, and how they changed on the way there.
+"""Computes a user's memberships as of a token, and how they changed since an earlier one.
 
-What is stored is the current state, which may be ahead of the token: changes beyond it are taken back. An invite or a knock on a
-room that nobody here is in is known by its event alone (an outlier); it counts while the room has no current state.
+The stored current state may be ahead of the token, so later changes are undone. An invite or a knock, for a room without
+local members, is known by its event alone (an outlier). It counts while the room has no current state.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["Memberships", "Standing", "read_memberships"]
 
 @dataclass(slots=True)
 class Standing:
-    """How a user stands to a room.
+    """A user's membership in one room.
 
-    ``changed_at``: position of the last change after ``since``; null: it did not change. ``before`` is the membership at
-    ``since``. ``out_at``: position of the last change from being joined to something else. ``joined_anew``: the user came in
-    after ``since``, perhaps after having left. ``out_of_band``: the room is known by the membership event alone.
+    ``before`` is the membership at ``since``. ``changed_at``: position of the last change after ``since``; null: none.
+    ``out_at``: position of the last change from ``join`` to something else. ``joined_anew``: the user joined after
+    ``since``, perhaps after having left. ``out_of_band``: the room is known only by the membership event.
     """
 
     room_id: str
@@ -37,27 +37,27 @@ class Standing:
 
     @property
     def was_in(self) -> bool:
-        """Whether the user was in the room at some time after ``since``."""
+        """Returns true if the user was joined at some time after ``since``."""
         return self.before == "join" or self.joined_anew
 
 
 @dataclass(slots=True)
 class Memberships:
-    """The user's rooms by ID."""
+    """A user's memberships, by room ID."""
 
     rooms: dict[str, Standing] = field(default_factory=dict)
 
     def of(self, *memberships: str) -> list[Standing]:
-        """Rooms where the user's membership is one of these, sorted by ID."""
+        """Returns the rooms where the user has one of these memberships, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.membership in memberships), key=lambda r: r.room_id)
 
     def changed(self) -> list[Standing]:
-        """Rooms where it changed."""
+        """Returns the rooms where the membership changed after ``since``, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.changed_at is not None), key=lambda r: r.room_id)
 
 
 def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, using: str) -> Memberships:
-    """The user's memberships at ``now``; without ``since`` nothing of them counts as changed."""
+    """Returns the user's memberships at ``now``. Without ``since`` no membership counts as changed."""
     found = Memberships()
     for room_id, membership, event_id in rows(MEMBERSHIPS, {"user_id": user_id}, using):
         found.rooms[room_id] = Standing(room_id, membership, event_id, before=membership)
@@ -66,6 +66,7 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
     out_of_band, values = with_tokens(OUT_OF_BAND, now, since or now)
     for room_id, event_id, membership, position, old in rows(out_of_band, {**values, "user_id": user_id}, using):
         known = found.rooms.setdefault(room_id, Standing(room_id))
+        # A membership in the room's state, or a change of it, wins over the event alone.
         if known.membership is None and known.changed_at is None:
             changed_at = None if old else position
             found.rooms[room_id] = Standing(
@@ -75,7 +76,11 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
 
 
 def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
-    """Changes oldest first: those that ``now`` covers tell what happened, the first one beyond it what to take back."""
+    """Applies changes, given in ascending order, to the memberships of the current state.
+
+    A change that ``now`` covers happened between the tokens. The first change in a room that ``now`` does not cover is
+    undone: the membership before it counts.
+    """
     seen: set[str] = set()
     beyond: set[str] = set()
     for room_id, position, covered, prev_event_id, prev_membership, event_id, membership in changes:
@@ -83,7 +88,7 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
         if room_id not in seen:
             seen.add(room_id)
             room.before = prev_membership
-        if room_id in beyond:
+        if room_id in beyond:  # undoing the first one has undone the later ones, too
             continue
         if covered:
             room.changed_at = position
@@ -91,6 +96,6 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
             if prev_membership == "join" != membership:
                 room.out_at = position
             room.joined_anew |= membership == "join" and prev_membership != "join"
-        else:
+        else:  # committed, but ``now`` does not cover it yet: undo it
             beyond.add(room_id)
             room.membership, room.event_id = prev_membership, prev_event_id

@@ -1,4 +1,4 @@
-"""Runs the queries of syncs: planned once a session, for planning takes longer than most of them."""
+"""Runs the queries of syncs. Each is planned once per session, because planning takes longer than most of them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from streams.db.driver import Statement, send_together
 __all__ = ["rows"]
 
 
-#: A room's events are read in the order of an index, as far as is needed. By the average size of rooms it would look cheaper to
-#: read a room whole and sort it, which is slow for just the large ones.
+#: Makes the planner read a room's events in index order and stop when it has enough. By the average size of a room it would
+#: choose to read and sort all events of the room, which is slow for large rooms.
 _BY_INDEX = Statement("SET LOCAL enable_bitmapscan = off", {}, again=False)
 
 
 def rows(text: str, values: Mapping[str, Any], using: str, *, by_index: bool = False) -> list[tuple[Any, ...]]:
-    """The rows of a query with named parameters, in the open transaction of the alias."""
+    """Returns the rows of a query with named parameters, run in the open transaction of the alias.
+
+    ``by_index`` makes the planner read events in index order, for the rest of the transaction.
+    """
     before = [_BY_INDEX] if by_index else []
     return send_together(connections[using], [*before, Statement(text, values)])

@@ -1,13 +1,13 @@
-"""What each stream brings to a user's sync answer: a *provider* per stream, and how a new stream joins.
+"""The *providers*: what each stream contributes to a sync answer, and how a new stream joins.
 
-What a client holds of a stream is a mapping from keys to values. A key is a tuple of texts; of a room's facts the first is
-the room, of facts that contacts see the user. An answer (``StreamChanges``) says what to put into the mapping, and what to
-take out; after it the mapping is what a fresh snapshot would be. That is tested for every stream
-(``tests/integration/test_sync.py``), and so should a stream of your own be.
+A client holds a mapping from keys to values for each stream. A key is a tuple of texts. It begins with the room for facts
+of a room, and with the user for facts that contacts see. An answer (``StreamChanges``) says which keys to set and which
+to remove. After that the mapping equals a fresh full answer. ``tests/integration/test_sync.py`` tests this for every
+stream; do the same for a stream of your own.
 
-A stream joins with ``join_sync(NewestRows(…))``, or with a provider of its own: whom its rows concern (so that callers who wait
-are woken, and those whom it does not concern are left in peace), and a function from a ``Question`` to ``StreamChanges``.
-Tokens of before have no part of it, so their keepers get it whole with their next answer.
+A stream joins with ``join_sync(NewestRows(…))``, or with a provider of its own. That needs a rule that says whom a row
+concerns, so that only the right waiting callers wake, and a function from a ``Question`` to ``StreamChanges``. Older
+tokens have no position in the new stream, so the next answer to them contains it whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a provider. ``since`` None: everything that is so at ``now``."""
+    """The query for a provider. ``since`` None: everything that is valid at ``now``."""
 
     cursor: Any
     user_id: str
@@ -51,9 +51,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class StreamChanges:
-    """What to do with what one holds of a stream.
+    """The changes to the mapping that a client holds of a stream.
 
-    With ``whole`` forget it all, else take out every key that begins with one of ``gone``; then put in ``changed``.
+    With ``whole`` the client starts with an empty mapping. Otherwise it removes every key that begins with one of
+    ``gone``. Then it sets ``changed``.
     """
 
     changed: Mapping[Key, Any] = field(default_factory=dict)
@@ -64,7 +65,7 @@ class StreamChanges:
         return bool(self.changed or self.gone or self.whole)
 
     def apply_to(self, held: Mapping[Key, Any]) -> dict[Key, Any]:
-        """What is held afterwards."""
+        """Returns the mapping after these changes."""
         if self.whole:
             return dict(self.changed)
         ends = {len(key) for key in self.gone}
@@ -73,7 +74,10 @@ class StreamChanges:
 
 
 class Provider(Protocol):
-    """What a stream brings; ``kind`` tells whether it depends on rooms joined or users met."""
+    """The source of one stream's part of sync answers.
+
+    ``kind`` says on what the part depends: on joined rooms, on contacts, or on the user alone.
+    """
 
     @property
     def stream(self) -> str: ...
@@ -84,12 +88,14 @@ class Provider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NewestRows:
-    """The provider for streams where the newest row for a key tells how it is.
+    """The provider for streams in which the newest row of a key is its present value.
 
-    ``entity`` is the column of the room or user that a row concerns, ``key`` the columns of the key, ``value`` those of the value
-    (names beginning with ``json:`` hold JSON text; none: the value is the row's position, for streams that only tell that
-    something changed, and the details are looked up elsewhere). A row whose value is ``ended`` takes its key out; one that is not
-    ``shown`` to the user (by user, key and value) is passed over.
+    ``entity`` is the column with the room or user that a row concerns. ``key`` are the columns of the key. ``value`` are
+    those of the value; a name that begins with ``json:`` is a column of JSON text. Without ``value`` the value is the
+    row's position. That suits streams which only announce a change, and whose details are looked up elsewhere.
+
+    If ``ended`` is true of a value, its key is removed. If ``shown`` is false for a user, key and value, the row is
+    skipped.
     """
 
     stream: str
@@ -101,7 +107,7 @@ class NewestRows:
     shown: Callable[[str, Key, Mapping[str, Any]], bool] | None = None
 
     def changes(self, question: Question) -> StreamChanges:
-        """The newest row of each key; one query."""
+        """Returns the newest row of each key, by one query."""
         question.cursor.execute(self._sql(question), self._parameters(question))
         columns = [column.removeprefix("json:") for column in self.value]
         changed: dict[Key, Any] = {}
@@ -112,7 +118,7 @@ class NewestRows:
             if self.shown is not None and not self.shown(question.user_id, key, value):
                 continue
             if self.ended is not None and self.ended(value):
-                if question.since is not None:
+                if question.since is not None:  # in a full answer the client holds nothing that could be removed
                     gone.add(key)
             else:
                 changed[key] = value or {"position": row[0]}
@@ -150,6 +156,8 @@ class NewestRows:
             return f"t.{self.entity} = %(user)s"
         if self.kind is Kind.ROOM:
             return f"t.{self.entity} = ANY(%(rooms)s::text[])"
+        # The current state may be newer than ``now``. It does not count for ``late`` users, whose membership changed after
+        # ``now``: of those, ``late_met`` are contacts.
         return (
             f"(t.{self.entity} = %(user)s OR t.{self.entity} = ANY(%(late_met)s::text[]) "
             f"OR (t.{self.entity} <> ALL(%(late)s::text[]) AND EXISTS (SELECT FROM events_currentstate c "
@@ -162,6 +170,7 @@ class NewestRows:
 
     def _parameters(self, question: Question) -> dict[str, Any]:
         circle, since = question.circle, question.since or VectorToken(0)
+        # A room or contact gained since: its older rows are new to this client, too.
         come = circle.rooms_come if self.kind is Kind.ROOM else circle.users_come
         return {
             "user": question.user_id,
@@ -177,7 +186,7 @@ class NewestRows:
 
 
 def _is_receipt_for(user_id: str, key: Key, value: Mapping[str, Any]) -> bool:
-    """Private receipts are told to whom they are of."""
+    """Returns true unless the receipt is private and of another user."""
     return key[2] == user_id or (key[1] != "m.read.private" and not value["data"].get("hidden"))
 
 
@@ -209,15 +218,16 @@ _providers: dict[str, Provider] = {provider.stream: provider for provider in _PL
 
 
 def providers() -> Mapping[str, Provider]:
-    """The providers by stream, without ``events``: its part is made of rooms (``events.sync.rooms``)."""
+    """Returns the providers by stream. ``events`` is not among them: its part is made of rooms (``events.sync.rooms``)."""
     return dict(_providers)
 
 
 def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
-    """Make a stream part of every sync answer; call it while the site starts (``AppConfig.ready``), in every process.
+    """Makes a stream part of every sync answer. Call it at startup (``AppConfig.ready``), in every process.
 
-    ``concerns`` says whom a row concerns; a ``NewestRows`` knows it from its columns. Raises ``ValueError`` for a stream that is
-    part of sync already, ``UnknownStream`` for none.
+    ``concerns`` maps a row to those whom it concerns. For a ``NewestRows`` it is derived from the columns. Raises
+    ``ValueError`` if it is missing for another provider, or if the stream is part of sync already. Raises
+    ``UnknownStream`` for an unknown stream.
     """
     declaration = registry.get(provider.stream).declaration
     if concerns is None and isinstance(provider, NewestRows):
@@ -230,10 +240,11 @@ def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
 
 
 def answer_of(provider: Provider, question: Question) -> StreamChanges:
-    """What the provider says; whole when facts that the question is about were trimmed."""
+    """Returns the provider's changes. If facts after ``since`` were trimmed, returns the whole stream instead."""
     found = provider.changes(question)
     if question.since is None:
         return found
+    # Rows first, then the mark. The other way round, and without a snapshot, a trim in between deletes rows unnoticed.
     try:
         check_not_trimmed(question.cursor, provider.stream, question.since)
     except ResyncNeeded:

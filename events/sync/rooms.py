@@ -1,7 +1,7 @@
-"""The rooms of a sync: the first answer in pages, then what is new since a token.
+"""Reads the rooms of a sync: the first answer in pages, and then what is new since a token.
 
-Both read in one view of the database, with a number of queries that does not depend on the number of rooms. ``now`` is
-where the answer ends; unless given it is where this process sees the stream of events, taken before the view begins.
+Both read one snapshot of the database. The number of queries does not depend on the number of rooms. ``now`` is where the
+answer ends. By default it is this process's position in the stream of events, taken before the snapshot is opened.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from streams.runtime.gc_pause import collector_paused
 __all__ = ["MOST_EVENTS", "MOST_ROOMS", "MOST_TOGETHER", "initial_sync", "rooms_since"]
 
 MOST_ROOMS = 1_000
-"""Joined rooms of one page of an initial sync."""
+"""The most joined rooms on one page of an initial sync."""
 MOST_EVENTS = 500
-"""Events of one timeline."""
+"""The most events of one timeline."""
 MOST_TOGETHER = 20_000
-"""Events of all timelines of an answer: a page of a first answer has fewer rooms then, any other one fewer events of each."""
+"""The most events of all timelines of an answer. To keep it, a page of a first answer has fewer rooms, any other answer fewer
+events of each room."""
 _PAGE = re.compile(r"(-?[0-9]{1,19}):(.+)", re.DOTALL)
 _STRIPPED = (
     *(
@@ -63,11 +64,12 @@ def initial_sync(
     using: str | None = None,
     now: SyncToken | None = None,
 ) -> InitialSync:
-    """The last ``events`` visible events of the ``rooms`` joined rooms with the newest activity, and the next page's token.
+    """Returns a page of the user's joined rooms, those with the newest activity first, and the token of the next page.
 
-    ``after`` is ``next_page`` of the page before. All pages show the rooms as they are at the first page's token: what comes
-    meanwhile moves no room from one page to another, and is told by the first incremental sync. Raises ``BadQuestion``,
-    ``TokenError`` and ``EpochChanged``.
+    A page has at most ``rooms`` rooms (``MOST_ROOMS``), each with its last ``events`` visible events (``MOST_EVENTS``).
+    ``after`` is ``next_page`` of the page before. All pages show the rooms as of the first page's token, which ``now``
+    gives, or else the present. Later facts move no room between pages, and come with the first incremental sync. Raises
+    ``BadQuestion``, ``TokenError`` and ``EpochChanged``.
     """
     alias = using or stream_settings().database
     rooms, events = checked_limit(rooms, MOST_ROOMS), checked_limit(events, MOST_EVENTS)
@@ -75,6 +77,7 @@ def initial_sync(
     place = 2**63 - 1
     if after is not None:
         place, now = _page(after, alias)
+    # ``now`` before the snapshot: a position is known after the commits that it covers, so the snapshot holds all of them.
     now = now or current_token(using=alias)
     upto = read_events_token(now)
     if not can_be_stored(user_id):
@@ -100,15 +103,15 @@ def rooms_since(
     changed_rooms: Collection[str] | None = None,
     using: str | None = None,
 ) -> RoomsSince:
-    """What is new in the user's rooms after ``since``: at most ``limit`` events of each, and what changed beside them.
+    """Returns what is new in the user's rooms after ``since``: at most ``limit`` events of each room, and the changes of state.
 
-    A ``since`` ahead of ``now`` is taken back to it. ``changed_rooms`` is for those who know (``events.notifier.notifier``)
-    that the user's memberships are what they were: only these joined rooms are looked at. Raises ``BadQuestion``,
+    A ``since`` ahead of ``now`` is reduced to it. ``changed_rooms`` is for callers that know that the user's memberships
+    did not change (``events.notifier.notifier``). Then only these joined rooms are read. Raises ``BadQuestion``,
     ``TokenError`` and ``EpochChanged``.
     """
     alias = using or stream_settings().database
     limit = checked_limit(limit, MOST_EVENTS)
-    now = now or events_token(alias)
+    now = now or events_token(alias)  # before the snapshot, which then holds all that it covers
     span = Span(now, read_events_token(since, alias).meet(now))
     if not can_be_stored(user_id):
         return RoomsSince(upto=now)
@@ -139,7 +142,7 @@ def _has_anything(room: SyncRoom) -> bool:
 
 
 def _page(after: object, using: str) -> tuple[int, SyncToken]:
-    """(position, token of the first page) of a page token."""
+    """Returns the position and the token of the first page, from a page token."""
     found = _PAGE.fullmatch(after) if isinstance(after, str) else None
     if found is None or abs(int(found[1])) >= 2**63:
         raise BadQuestion(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
@@ -149,9 +152,9 @@ def _page(after: object, using: str) -> tuple[int, SyncToken]:
 def _by_activity(
     room_ids: Sequence[str], now: VectorToken, page: tuple[int, int], using: str
 ) -> Sequence[tuple[str, int]]:
-    """(room, position of its last event), newest first: a position is of one event, so no two rooms share a place.
+    """Returns (room, position of its last event), newest first. Positions are unique, so they divide rooms into pages.
 
-    ``page``: the place to begin below, and how many.
+    ``page`` has the position to start below, and the largest number of rooms.
     """
     text, values = with_tokens(ACTIVITY, now)
     return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
@@ -166,9 +169,10 @@ def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Rooms that the user is out of since, up to that: what they see; of a room known by the membership alone, just that.
+    """Returns the windows of rooms that the user left, or was banned from, after ``since``, each up to that event.
 
-    Who is banned, or invited, after having left does not get to know the state of the time in between.
+    Of a room that is known only by the membership event, the window has just that event. A user who was banned, or
+    invited, after having left does not see the state of the time in between.
     """
     low = span.since.base if span.since is not None else LOWEST
     return [
@@ -184,9 +188,10 @@ def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
 
 
 def _put_out(user_id: str, memberships: Memberships, span: Span, limit: int, using: str) -> tuple[SyncRoom, ...]:
-    """For a first answer the rooms that the user was kicked or banned from, up to that, but for those that they have forgotten.
+    """Returns the rooms of a first answer from which the user was kicked or banned, each up to that event.
 
-    The state is that of when they were in last; where nothing tells when that was it is not told.
+    Forgotten rooms are left out. The state is the one at the time when the user was last joined. If that position is not
+    stored, the answer contains no state.
     """
     out = {room.event_id: room for room in memberships.of("leave", "ban") if room.event_id is not None}
     if not out:
@@ -215,10 +220,10 @@ def _put_out(user_id: str, memberships: Memberships, span: Span, limit: int, usi
 
 
 def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topological: bool = False) -> list[SyncRoom]:
-    """The answer for each window, in the order of the windows."""
+    """Returns the answer for each window, in the order of the windows."""
     if not windows.windows:
         return []
-    gaps = windows.after_gaps()
+    gaps = windows.after_gaps()  # first: it moves the windows that the next lines read
     timelines = windows.timelines(limit, topological=topological)
     changes = windows.changes()
     for room_id, before in windows.before(timelines).items():
@@ -228,7 +233,7 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
     for room_id, window in windows.windows.items():
         timeline, change = timelines[room_id], changes[room_id]
         limited = timeline.more or room_id in gaps or (window.whole and not topological)
-        untold = window.own_only or window.stateless
+        untold = window.own_only or window.stateless  # the user may not know the state
         found.append(
             SyncRoom(
                 room_id,
@@ -247,7 +252,10 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
 def _put_before(
     change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
 ) -> None:
-    """At the keys that the timeline changes the state tells what was before it, if the reader does not know that."""
+    """Replaces the state at the keys that the timeline changes by the entries before the timeline.
+
+    An entry that the client knows already, or that is in the timeline, is left out.
+    """
     shown = {event.event_id for event in timeline.events}
     for key, event_id in before.items():
         known = None if whole else change.known.get(key)
@@ -257,7 +265,11 @@ def _put_before(
 
 
 def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
-    """Where to read on backwards: below the first event in the order of the timeline, or at the last answer."""
+    """Returns the token for reading backwards.
+
+    If the timeline is limited, it is the place below its first event. Otherwise the client has all older events up to the
+    last answer, and it is the token of that answer.
+    """
     since, now = windows.span.since, windows.span.now
     if timeline.events and topological:
         return timeline.events[0].token
@@ -270,7 +282,7 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 
 
 def _pending(standings: Sequence[Standing], using: str) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
-    """Invites and knocks with stripped state."""
+    """Returns the invites and the knocks, with stripped state."""
     if not standings:
         return (), ()
     events = load_events([room.event_id for room in standings if room.event_id is not None], using)
@@ -285,7 +297,7 @@ def _pending(standings: Sequence[Standing], using: str) -> tuple[tuple[PendingRo
 
 
 def _stripped_states(memberships: Sequence[ServedEvent], using: str) -> dict[str, list[Mapping[str, Any]]]:
-    """What an invited user may know of each room, and who it is that invites."""
+    """Returns by room the state that an invited user may know, with the membership of the user who invites."""
     found: dict[str, list[Mapping[str, Any]]] = {event.room_id: [] for event in memberships}
     asked = {"rooms": [e.room_id for e in memberships], "senders": [e.sender for e in memberships]}
     entries = rows(_STRIPPED_STATE, {**asked, "types": list(_STRIPPED)}, using)
@@ -303,7 +315,7 @@ def _stripped(event: ServedEvent) -> Mapping[str, Any]:
 
 
 def _told_with(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
-    """The stripped state that another server sent along with an invite or an answer to a knock."""
+    """Returns the stripped state that another server sent with an invite or with the answer to a knock."""
     whole = decode_stored(event.json)
     unsigned = whole.get("unsigned")
     told = unsigned.get(f"{membership}_room_state") if isinstance(unsigned, dict) else None

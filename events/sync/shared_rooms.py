@@ -1,8 +1,8 @@
-"""Whom and what a user meets, at two positions of the stream ``events``: rooms joined, and users that share one of them.
+"""Computes a user's joined rooms and *contacts*, and how both changed between two positions of the stream ``events``.
 
-Facts of a room (receipts, typing) are told to who is joined; facts of a user (presence, devices) to who shares a room. When that
-changes between two sync answers, what is met anew is told whole, and what is met no more is taken back.
-Called with the cursor of one view of the database that was begun after ``now`` was read.
+A contact is another user who shares a joined room. Facts of a room (receipts, typing) go to users who are joined. Facts of a
+user (presence, devices) go to contacts. If a room or contact is gained between two sync answers, its facts are sent whole.
+If one is lost, its facts are removed. Assumes the cursor of a snapshot that was opened after ``now`` was read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _AFTER = """
 d.type = 'm.room.member' AND d.stream_ordering > %(base)s::bigint
 AND d.stream_ordering > coalesce((%(entries)s::jsonb ->> d.instance_name)::bigint, 0)
 """
-#: Others whose membership of one of the rooms changed, and all joined to rooms that the user came to or left.
+#: Candidates for gained and lost contacts: users whose membership in one of the rooms changed, and all who are joined to the
+#: rooms that the user joined or left.
 _PERHAPS = f"""
 SELECT d.state_key FROM events_currentstatedelta d WHERE d.room_id = ANY(%(rooms)s::text[]) AND {_AFTER}
 UNION
@@ -31,9 +32,10 @@ WHERE room_id = ANY(%(moved)s::text[]) AND type = 'm.room.member' AND membership
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """``rooms`` are joined now; of rooms and of users those met anew (``…_come``), and those met no more (``…_gone``).
+    """A user's joined rooms at ``now``, with the rooms and contacts gained (``…_come``) and lost (``…_gone``) since a position.
 
-    The current state may be newer than ``now``: it tells nothing of ``late`` users, of whom ``late_met`` are met.
+    ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not used
+    for them. ``late_met`` are those of them who are contacts at ``now``. Only ``with_late`` fills these two.
     """
 
     rooms: frozenset[str]
@@ -46,27 +48,30 @@ class Circle:
 
     @property
     def changed(self) -> bool:
-        """Whether anything is met anew, or no more."""
+        """Returns true if any room or contact was gained or lost."""
         return bool(self.rooms_come or self.rooms_gone or self.users_come or self.users_gone)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The user's rooms, the same at both positions, and the users whose membership of any room may have changed in between."""
+    """The user's rooms, which are the same at both positions, and the users whose membership in any room may have changed."""
 
     rooms: frozenset[str]
     movers: frozenset[str]
 
 
 def circle_at(cursor: Any, user_id: str, now: VectorToken) -> Circle:
-    """As of one position."""
+    """Returns the joined rooms as of one position. Nothing counts as gained or lost."""
     return Circle(joined_rooms(cursor, user_id, now))
 
 
 def circle_between(
     cursor: Any, user_id: str, since: VectorToken, now: VectorToken, known: Known | None = None
 ) -> Circle:
-    """As of ``now``, with what changed since; ``known`` is what memory says, where it can."""
+    """Returns the joined rooms as of ``now``, and the rooms and contacts gained and lost since ``since``.
+
+    ``known`` is the answer of the notifier, if it has one. It saves three queries.
+    """
     if known is not None:
         rooms = then = known.rooms
         perhaps = set(known.movers) - {user_id}
@@ -75,13 +80,14 @@ def circle_between(
         window = {**_window(since), "rooms": list(rooms | then), "moved": list(rooms ^ then)}
         cursor.execute(_PERHAPS, window)
         perhaps = {row[0] for row in cursor.fetchall()} - {user_id}
+    # A change of membership need not gain or lose a contact: both may share another room. So compare both positions.
     met_now = frozenset(joined_rooms_of(cursor, perhaps, now, rooms))
     met_then = frozenset(joined_rooms_of(cursor, perhaps, since, then))
     return Circle(rooms, rooms - then, then - rooms, met_now - met_then, met_then - met_now)
 
 
 def with_late(cursor: Any, circle: Circle, now: VectorToken) -> Circle:
-    """The circle with what the current state does not tell of ``now``."""
+    """Returns the same with ``late`` and ``late_met``: the users whose membership changed after ``now``."""
     cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())
     return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))

@@ -1,10 +1,12 @@
-"""The SQL of sync answers, as text: many rooms at once, each with a window of positions.
+"""The SQL of sync answers: each query reads many rooms, and a window of positions in each.
 
-Windows are rows (room_id, low, high, whole, own_only) given as parameters; they are joined to the access rows of
-``events.visibility.predicate_sql`` by room. A window is ``low < position <= high`` beside what two vector tokens say: nothing
-that ``now`` does not cover, and, unless the room is answered whole, nothing that ``since`` covers. In a window at most
-``scanned`` events are looked at, the newest first (``NEWEST``: in stream order, ``LATEST``: in topological order), so that no
-room takes longer than it is worth; whoever gets fewer than wanted asks ``MORE_…`` whether there are others below.
+Windows are rows (room_id, low, high, whole, own_only) given as parameters. They are joined by room to the access rows of
+``events.visibility.predicate_sql``. A window has the rows with ``low < position <= high`` that the token ``now`` covers,
+and ``since`` does not. A whole window ignores ``since``.
+
+A timeline query examines at most ``scanned`` events of a window, the newest first (``NEWEST``: in stream order,
+``LATEST``: in topological order). This bounds the time for each room. If it returns fewer events than wanted, the caller
+asks ``MORE_…`` whether there are others below.
 """
 
 from __future__ import annotations
@@ -44,15 +46,15 @@ _IN_WINDOW = """
 e.room_id = w.room_id AND e.stream_ordering > w.low AND e.stream_ordering <= w.high
 AND {now:e} AND (w.whole OR NOT {since:e})
 """
-#: The same for reading a room from its top: a CASE is nothing that an index can answer, nor does it look as if it left out most
-#: events. Else it would look cheaper to read the room whole and sort it.
+#: The same for reading a room from its top. The planner cannot use an index for the CASE, and does not expect it to exclude most
+#: events. Without the CASE it would choose to read the whole room and sort it.
 _IN_WINDOW_FROM_TOP = f"e.room_id = w.room_id AND CASE WHEN {_IN_WINDOW} THEN true ELSE false END"
-#: The user's own membership: sent along wherever the user is.
+#: The user's own membership events: always sent, whether the user is in the room or not. Outliers only if ``own_only``.
 _OWN = """
 (e.type = 'm.room.member' AND e.state_key = a.user_id AND NOT e.soft_failed AND e.rejected_reason IS NULL
  AND (w.own_only OR NOT e.outlier))
 """
-#: An entry of the room's current state: sent along whatever its visibility.
+#: An entry of the room's current state: sent to joined users whatever its visibility.
 _IS_CURRENT = f"""
 (e.state_key IS NOT NULL AND NOT a.peeking AND a.cut IS NULL AND {is_accepted()} AND EXISTS (
   SELECT FROM events_currentstate c
@@ -82,11 +84,11 @@ WHERE EXISTS (SELECT FROM events_event e WHERE {window} ORDER BY {order} OFFSET 
 
 _STREAM = "e.stream_ordering DESC"
 _TOPOLOGICAL = "e.topological_ordering DESC, e.stream_ordering DESC"
-#: The newest events of each window that the user is shown, ascending by stream ordering.
+#: The newest events of each window that the user may see, ascending by stream ordering.
 NEWEST = _timelines(_STREAM, "e.stream_ordering")
 #: The last events of each window in topological order, ascending.
 LATEST = _timelines(_TOPOLOGICAL, "e.topological_ordering, e.stream_ordering", _IN_WINDOW_FROM_TOP)
-#: Windows with more events than are looked at.
+#: The windows with more events than are examined.
 MORE_NEWEST = _more(_STREAM)
 MORE_LATEST = _more(_TOPOLOGICAL, _IN_WINDOW_FROM_TOP)
 
@@ -97,7 +99,7 @@ _BY_WINDOWS = f"""
     SELECT e.* FROM events_event e WHERE {_IN_WINDOW} AND (NOT w.own_only OR {_OWN}) ORDER BY e.stream_ordering LIMIT %(scanned)s
   ) AS e
 """
-#: Each place brings its window and access row along, so there is nothing to join but the event.
+#: Each place carries its window and its access row, so the only join is with the event.
 _BY_PLACES = f"""
   SELECT {_LOOKED_AT} FROM (
     SELECT given.*, false AS whole, %(user_id)s::text COLLATE "C" AS user_id FROM unnest(
@@ -124,12 +126,12 @@ LEFT JOIN (
 """
 
 
-#: The oldest events of all windows together, with how many were looked at and where the last of them is.
+#: The oldest events of all windows together, with the number of examined events and the position of the last of them.
 IN_ORDER = _in_order(_BY_WINDOWS)
-#: The same, with events at given places (``events.sync.feeds``) beside those of windows.
+#: The same, with the events at given places (``events.sync.feeds``) and those of windows.
 IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_PLACES)
 
-#: Windows with any event.
+#: The windows that have any event.
 LIVELY = f"""
 SELECT w.room_id FROM {_WINDOWS} WHERE EXISTS (SELECT FROM events_event e WHERE {_IN_WINDOW})
 """
@@ -139,11 +141,11 @@ GAPS = f"""
 SELECT w.room_id, max(e.stream_ordering) FROM {_WINDOWS} JOIN events_timelinegap e ON {_IN_WINDOW} GROUP BY w.room_id
 """
 
-#: What a user's memberships are.
+#: A user's memberships in the current state.
 MEMBERSHIPS = """
 SELECT room_id, membership, event_id FROM events_currentstate WHERE type = 'm.room.member' AND state_key = %(user_id)s
 """
-#: How a user's memberships changed after ``since``, oldest first, the changes beyond ``now`` included.
+#: The changes of a user's memberships after ``since``, oldest first, including those beyond ``now``.
 MEMBERSHIP_CHANGES = """
 SELECT d.room_id, d.stream_ordering, {now:d}, d.prev_event_id, before.membership, d.event_id, e.membership
 FROM events_currentstatedelta d
@@ -152,7 +154,7 @@ LEFT JOIN events_event e ON e.event_id = d.event_id
 WHERE d.type = 'm.room.member' AND d.state_key = %(user_id)s AND d.stream_ordering > %(since_base)s AND NOT {since:d}
 ORDER BY d.stream_ordering, d.id
 """
-#: The newest membership of a user in each room that is known by such events alone, as after an invite from elsewhere.
+#: A user's newest membership in each room that is known only by such events, for example after an invite from another server.
 OUT_OF_BAND = """
 SELECT DISTINCT ON (e.room_id) e.room_id, e.event_id, e.membership, e.stream_ordering, {since:e}
 FROM events_event e
@@ -161,12 +163,12 @@ AND NOT EXISTS (SELECT FROM events_currentstate c WHERE c.room_id = e.room_id)
 ORDER BY e.room_id, e.stream_ordering DESC
 """
 
-#: Of a user's leaves and bans those that another user brought about, with their positions.
+#: Those of a user's leaves and bans that another user caused (kicks and bans), with their positions.
 PUT_OUT = """
 SELECT room_id, event_id, stream_ordering FROM events_event
 WHERE event_id = ANY(%(events)s) AND (membership = 'ban' OR sender <> %(user_id)s) ORDER BY room_id
 """
-#: Where rooms' current state last changed from the user being joined to something else.
+#: The position at which each room's current state last changed from the user being joined to something else.
 LAST_IN = """
 SELECT d.room_id, max(d.stream_ordering) FROM events_currentstatedelta d
 JOIN events_event before ON before.event_id = d.prev_event_id AND before.membership = 'join'
@@ -176,18 +178,18 @@ WHERE d.room_id = ANY(%(rooms)s) AND d.type = 'm.room.member' AND d.state_key = 
 GROUP BY d.room_id
 """
 
-#: How rooms' current state changed in their windows: before, after, by key.
+#: The changes of each room's current state in its window: for each key the entry before the first and after the last change.
 CHANGES = f"""
 SELECT e.room_id, e.type, e.state_key, (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1],
   (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC))[1]
 FROM {_WINDOWS} JOIN events_currentstatedelta e ON {_IN_WINDOW}
 GROUP BY e.room_id, e.type, e.state_key
 """
-#: The current state of the rooms as it is stored …
+#: The current state of the rooms as it is stored, which may be newer than the window …
 CURRENT = """
 SELECT room_id, type, state_key, event_id FROM events_currentstate WHERE room_id = ANY(%(rooms)s)
 """
-#: … and for each key that changed beyond the window the entry of before.
+#: … and for each key that changed beyond the window the entry before that change.
 LATER_CHANGES = """
 SELECT e.room_id, e.type, e.state_key, (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1]
 FROM unnest(%(rooms)s::text[], %(highs)s::bigint[]) AS w (room_id, high)
@@ -195,7 +197,7 @@ JOIN events_currentstatedelta e ON e.room_id = w.room_id AND (e.stream_ordering 
   AND e.stream_ordering > least(w.high, %(now_base)s)
 GROUP BY e.room_id, e.type, e.state_key
 """
-#: The state group before each of these events.
+#: The state group before each of these events. The group of an accepted state event builds on the one before it (``prev_group``).
 BEFORE = """
 SELECT e.room_id, CASE WHEN e.state_key IS NULL OR e.rejected_reason IS NOT NULL THEN g.id ELSE g.prev_group END
 FROM events_event e JOIN state_stategroup g ON g.id = e.state_group WHERE e.event_id = ANY(%(events)s)
@@ -214,7 +216,7 @@ WHERE last.stream_ordering < %(place)s ORDER BY last.stream_ordering DESC LIMIT 
 
 
 class _Covers:
-    """Writes "this token covers the row" for ``{now:e}`` and ``{since:e}`` in a text."""
+    """The condition "this token covers the row", written for ``{now:e}`` and ``{since:e}`` in a text."""
 
     def __init__(self, name: str, token: VectorToken | None) -> None:
         self._name, self._token = name, token
@@ -232,7 +234,7 @@ class _Covers:
 
 
 def with_tokens(sql: str, now: VectorToken, since: VectorToken | None = None) -> tuple[str, dict[str, Any]]:
-    """The text with its tokens put in, and the parameters that they need. ``since`` None covers nothing."""
+    """Returns the text with the conditions for both tokens, and their parameters. A ``since`` of None covers nothing."""
     values: dict[str, Any] = {"now_highest": now.highest}
     for name, token in (("now", now), ("since", since)):
         values[f"{name}_base"] = token.base if token is not None else 0

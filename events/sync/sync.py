@@ -1,18 +1,18 @@
-"""``sync``: everything that is new for a user since a token, over all streams, waiting for it if need be.
+"""``sync`` returns everything that is new for a user since a token, over all streams. It can wait until there is something.
 
     answer = sync("@alice:x")                                              # everything, and a token
     answer = sync("@alice:x", answer.next_batch, timeout_seconds=30.0)     # what is new; waits until there is something
 
-One token stands for the positions in all streams (``events.tokens.sync_token``). Rooms come from ``events.sync.rooms``, each
-other stream from its provider (``events.sync.providers``), all read in one view of the database. What concerns the user is
-found in memory (``events.notifier.notifier``): streams without anything are not asked, and a caller who waits is woken by
-nothing else.
+One token stands for the positions in all streams (``events.tokens.sync_token``). Rooms come from ``events.sync.rooms``,
+and each other stream from its provider (``events.sync.providers``). All are read in one snapshot of the database. The
+notifier (``events.notifier.notifier``) knows from memory which streams may concern the user: the others are not queried,
+and do not wake a waiting caller.
 
-Nothing is missed: positions are taken from the memory, which is complete up to them, before the view is read; whoever waits goes
-on from the very positions that were answered. Nothing is repeated: what an answer tells lies between the two tokens.
+An answer covers exactly the facts between its two tokens, so no fact is missed or repeated.
 
-The answer is *full*, as the first one, to a token from below a mark that asks for it (``resync_user``). A token that cannot be
-read, or of a life of the database before a restore, is refused (``TokenError``, ``EpochChanged``): sync without one then.
+The first answer is *full*, and so is the answer to a token from before a mark that asks for it (``resync_user``). An
+unreadable token is refused with ``TokenError``, and one from before a restore of the database with ``EpochChanged``. The
+client then calls ``sync`` without a token.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from streams.reading.rows import stored_positions
 __all__ = ["LONGEST_SECONDS", "SyncAnswer", "await_sync", "resync_user", "sync"]
 
 LONGEST_SECONDS = 600.0
-"""Longest time that a caller may wait."""
+"""The longest time that a caller may ask to wait."""
 FOLLOW_SECONDS = 2.0
-"""So long is waited for a position that another process has shown and this one has not heard of."""
+"""The longest wait for a position that another process gave out and this one does not know yet."""
 EVENTS_PER_ROOM = 20
 _CACHES = "caches"
 _MARKED = f"""
@@ -63,9 +63,9 @@ SELECT EXISTS (SELECT FROM streams_cacheinvalidation WHERE stream_id > %(base)s 
 
 @dataclass(frozen=True, slots=True)
 class SyncAnswer:
-    """What is new. ``full``: everything that was told before is to be forgotten, this is all there is.
+    """The news for a user. ``full``: the client discards all earlier answers, because this one is complete.
 
-    ``streams`` has the streams that brought something, by name, as what to do with what one holds of them.
+    ``streams`` has only the streams with news: stream name -> the changes to what the client holds of that stream.
     """
 
     next_batch: str
@@ -74,7 +74,7 @@ class SyncAnswer:
     streams: Mapping[str, StreamChanges] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether there is anything new."""
+        """Returns true if there is anything new."""
         return bool(self.full or self.rooms or self.streams)
 
 
@@ -85,13 +85,17 @@ def sync(
     events: int = EVENTS_PER_ROOM,
     using: str | None = None,
 ) -> SyncAnswer:
-    """What is new for the user since ``since``, the ``next_batch`` of an earlier answer; without one: everything.
+    """Returns what is new for the user since ``since``, the ``next_batch`` of an earlier answer. Without one: everything.
 
-    Waits up to ``timeout_seconds`` until there is something, and never longer. ``events`` is the most of a room's timeline.
-    Not within a transaction of the caller's. Raises ``BadQuestion``, ``TokenError``, ``EpochChanged`` and ``TooManyWaiters``.
+    Waits up to ``timeout_seconds`` (0 to ``LONGEST_SECONDS``) until there is something. Only a token that is ahead of
+    this process may take longer, by up to ``FOLLOW_SECONDS``. ``events`` is the largest number of events in a room's
+    timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``BadQuestion``, ``TokenError``,
+    ``EpochChanged`` and ``TooManyWaiters``.
     """
     talk = _Talk(user_id, since, timeout_seconds, events, using)
     while (answer := talk.answer()) is None:
+        # The query covered positions up to 5, and a row at 6 arrives before this line. ``wait`` compares with ``answered``
+        # (5), not with the time of this call, so it returns at once.
         notifier.wait(user_id, talk.answered, talk.seconds_left(), using)
     return answer
 
@@ -103,7 +107,7 @@ async def await_sync(
     events: int = EVENTS_PER_ROOM,
     using: str | None = None,
 ) -> SyncAnswer:
-    """``sync`` for async code: no thread is kept while it waits."""
+    """Does the same as ``sync`` for async code. A waiting call keeps no thread."""
     talk = _Talk(user_id, since, timeout_seconds, events, using)
     while (answer := await sync_to_async(talk.answer)()) is None:
         await notifier.await_news(user_id, talk.answered, talk.seconds_left(), using)
@@ -111,9 +115,10 @@ async def await_sync(
 
 
 def resync_user(user_id: str, using: str | None = None) -> int:
-    """Make the next answer to each token of the user's a full one; in the caller's transaction, or in one of its own.
+    """Makes the next answer to each existing token of the user a full one. Returns the position of the mark.
 
-    A fact of the stream ``caches``; returns its position.
+    The mark is a fact of the stream ``caches``. It is appended in the caller's transaction, or in one of its own. Raises
+    ``BadQuestion`` for an invalid user ID.
     """
     from streams.models import CacheInvalidation  # noqa: PLC0415 - needs Django's apps to be loaded
 
@@ -123,7 +128,7 @@ def resync_user(user_id: str, using: str | None = None) -> int:
 
 
 class _Talk:
-    """One call of ``sync``, which may have to look several times."""
+    """One call of ``sync``, which may have to query several times."""
 
     def __init__(self, user_id: str, since: str | None, timeout_seconds: float, events: int, using: str | None) -> None:
         if not isinstance(user_id, str) or not user_id or not can_be_stored(user_id):
@@ -139,12 +144,14 @@ class _Talk:
         self.answered: Mapping[str, At] = {}
 
     def seconds_left(self) -> float:
-        """How long it may go on waiting."""
         return max(0.0, self._end - time.monotonic())
 
     def answer(self) -> SyncAnswer | None:
-        """What is new, or at the end of the time that nothing is; None: wait for more."""
+        """Returns what is new. When the time is over, returns an empty answer; before that, None means "wait for more"."""
         since = self._read_since()
+        # Positions first, the snapshot later (in ``_full`` and ``_changes``). A position is known after the commits that it
+        # covers. If it were read inside the snapshot, it could cover a commit that the snapshot lacks, and the client would
+        # never get that fact.
         at = self._positions()
         now = _token(at, self._epoch)
         if since is None:
@@ -158,7 +165,8 @@ class _Talk:
         found = self._changes(known, now, news) if news else None
         if found is not None and (found.rooms or found.streams):
             return found
-        self.answered, self._since = at, since.followed_by(now)  # what was answered with nothing is not looked at again
+        # Nothing up to ``now`` is for this user. The next round begins there, and does not read the same facts again.
+        self.answered, self._since = at, since.followed_by(now)
         return SyncAnswer(token_text(self._since, self._using)) if self.seconds_left() <= 0 else None
 
     # --- positions --------------------------------------------------------------------------------------------------
@@ -178,7 +186,11 @@ class _Talk:
         return notifier.positions(self._using) or _stored_positions(self._using)
 
     def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
-        """A position ahead of ours was shown by another process, and this one will hear of it; or it was made up."""
+        """Waits for positions in ``since`` that this process does not know yet, and returns the positions after that.
+
+        Such a position was given out by another process, so this one will reach it soon. One that was made up is waited for
+        in vain, for ``FOLLOW_SECONDS``.
+        """
         end = time.monotonic() + FOLLOW_SECONDS
         with suppress(WaitTimedOut):
             for stream, part in since.ahead_of(now).items():
@@ -187,7 +199,7 @@ class _Talk:
         return at, _token(at, self._epoch)
 
     def _news(self, since: SyncToken, now: SyncToken) -> list[str]:
-        """Streams that may have something for the user."""
+        """Returns the streams that may have something for the user."""
         known = {name: At(part, since.generations.get(name)) for name, part in since.parts.items()}
         return notifier.news(self._user_id, known, list(now.parts), self._using)
 
@@ -215,6 +227,7 @@ class _Talk:
         seen = notifier.look(self._user_id, before or VectorToken(0), self._using)
         movers = None if before is None or seen.memberships_changed else notifier.movers_since(before, self._using)
         known = None if movers is None else Known(seen.rooms, movers)
+        # ``seen`` and ``movers`` may be newer than ``now``. They only say where to look: every query below ends at ``now``.
         with one_view(self._using) as cursor:
             rooms = RoomsSince()
             if before is None:
@@ -223,7 +236,7 @@ class _Talk:
                 changed = None if seen.memberships_changed else seen.changed
                 rooms = rooms_since(self._user_id, before, upto, self._events, changed, self._using)
                 circle = circle_between(cursor, self._user_id, before, upto, known)
-            elif seen.memberships_changed:  # just now
+            elif seen.memberships_changed:  # after ``now`` was read, so ``seen.rooms`` may be too new
                 circle = circle_at(cursor, self._user_id, upto)
             else:
                 circle = Circle(seen.rooms)
@@ -244,7 +257,7 @@ class _Talk:
         return {name: changes for name, changes in found.items() if changes}
 
     def _is_marked(self, since: SyncToken, now: SyncToken) -> bool:
-        """Whether somebody asked for a full answer since, or may have: the marks are trimmed with their stream."""
+        """Returns true if a mark after ``since`` asks for a full answer, or may have done so and was trimmed with its stream."""
         part = since.of(_CACHES)
         if part is None:
             return False
@@ -256,7 +269,7 @@ class _Talk:
 
 
 def _asked(news: Iterable[str], circle: Circle) -> list[str]:
-    """The streams to ask: those with news, and those where it matters that somebody came or went."""
+    """Returns the streams to query: those with news, and those affected because rooms or contacts were gained or lost."""
     come_and_gone = {
         Kind.ROOM: bool(circle.rooms_come or circle.rooms_gone),
         Kind.CONTACT: bool(circle.users_come or circle.users_gone),
@@ -272,7 +285,7 @@ def _token(at: Mapping[str, At], epoch: str) -> SyncToken:
 
 
 def _stored_positions(using: str) -> Mapping[str, At]:
-    """While nothing is heard: where the streams are by their tables, and by what this process wrote itself."""
+    """Returns the positions from the tables, and from this process's own writes. Used while the notifier has no positions."""
     found: dict[str, At] = {}
     for name in followed():
         if (stream := registry.find(name)) is not None:

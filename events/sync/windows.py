@@ -1,6 +1,6 @@
-"""Timelines and states of many rooms, each in its window of positions: some set-based queries for all of them.
+"""Reads timelines and states of many rooms, each within its own window of positions, by a few set-based queries for all.
 
-Assumes the caller's view (``streams.db.consistent_read``) and ``now`` taken before it.
+Assumes that the caller opened the snapshot (``streams.db.consistent_read``), and took ``now`` before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEVER_SHOWN = "m.room.aliases"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Between which tokens an answer lies; without ``since`` it begins at the beginning."""
+    """The two tokens between which an answer lies. Without ``since`` it starts at the beginning."""
 
     now: VectorToken
     since: VectorToken | None = None
@@ -33,10 +33,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of a room that is looked at: ``low < position <= high``, within the span.
+    """The part of a room that is read: ``low < position <= high``, within the span.
 
-    ``whole``: from the beginning, whatever ``since`` says. ``own_only``: nothing but the user's own memberships. ``listed``: a
-    feed tells where its events are. ``state_high``: the state is told as it was there. ``stateless``: it is not told.
+    ``whole``: from the beginning, even if ``since`` covers it. ``own_only``: only the user's own memberships. ``listed``:
+    its events are read at places that a feed lists. ``state_high``: the state is the one at this position, not at
+    ``high``. ``stateless``: the answer contains no state.
     """
 
     room_id: str
@@ -51,7 +52,10 @@ class Window:
 
 @dataclass(slots=True)
 class Timeline:
-    """What a window shows, in the order of the answer; ``more``: there are others below."""
+    """The events that a window shows, in the order of the answer.
+
+    ``more``: there are older events in the window, cut off or not examined.
+    """
 
     events: list[ServedEvent] = field(default_factory=list)
     more: bool = False
@@ -60,21 +64,21 @@ class Timeline:
 
 @dataclass(slots=True)
 class StateChanges:
-    """State at the end of a window: entries that the answer's reader does not know, and keys that are gone."""
+    """The state at the end of a window: entries that the client does not know, and keys that were removed."""
 
     entries: dict[StateKey, str] = field(default_factory=dict)
     removed: list[StateKey] = field(default_factory=list)
     known: dict[StateKey, str | None] = field(default_factory=dict)
-    """What the reader knows at the keys that changed."""
+    """The entries that the client knows at the keys that changed; null: no entry."""
 
 
 def looked_at(limit: int) -> int:
-    """How many events of a window are looked at to find ``limit`` that are shown: five times twice as many, at least 50."""
+    """Returns how many events of a window are examined to find ``limit`` visible ones: 5 x max(2 x limit, 10)."""
     return 5 * max(2 * limit, 10)
 
 
 class Windows:
-    """Reads for one user; the windows are of different rooms."""
+    """The reads for one user. Each window is of a different room."""
 
     def __init__(self, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
         self._user_id = user_id
@@ -84,13 +88,16 @@ class Windows:
 
     # --- timelines ------------------------------------------------------------------------------------------------
     def drop_quiet(self) -> None:
-        """Let go of the windows without any event, visible or not; whole ones stay."""
+        """Removes the windows without any event, visible or not. Whole windows stay."""
         asked = [window for window in self.windows.values() if not window.whole]
         lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
         self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
 
     def after_gaps(self) -> set[str]:
-        """Let the windows begin above the newest gap in them; returns the rooms that have one."""
+        """Moves the start of each window up to the newest gap in it. Returns the rooms that have a gap.
+
+        The event at the gap stays in the window. Windows that are whole or ``own_only`` do not change.
+        """
         asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
         found = dict(self._rows(sql.GAPS, asked)) if asked else {}
         for room_id, position in found.items():
@@ -98,9 +105,12 @@ class Windows:
         return set(found)
 
     def timelines(self, limit: int, *, topological: bool = False) -> dict[str, Timeline]:
-        """The last ``limit`` shown events of each window, ascending in stream or topological order."""
+        """Returns the last ``limit`` visible events of each window, ascending.
+
+        The order is that of the stream, or with ``topological`` that of the room's pages.
+        """
         found = {room_id: Timeline() for room_id in self.windows}
-        more = {"limit": limit + 1, "scanned": looked_at(limit)}
+        more = {"limit": limit + 1, "scanned": looked_at(limit)}  # one event too many shows that there are more
         text = sql.LATEST if topological else sql.NEWEST
         for *row, pruned, _ in self._rows(text, self._allowed(), {**more, **self._access_values()}):
             event = served(row, pruned=pruned)
@@ -109,8 +119,8 @@ class Windows:
         for room_id, timeline in found.items():
             if len(timeline.events) > limit:
                 timeline.more = True
-                del timeline.events[0]
-            else:
+                del timeline.events[0]  # the oldest
+            else:  # at the end of the window, or ``scanned`` events were examined and few of them are shown
                 few.append(self.windows[room_id])
         text = sql.MORE_LATEST if topological else sql.MORE_NEWEST
         for (room_id,) in self._rows(text, few, more) if few else []:
@@ -118,10 +128,10 @@ class Windows:
         return found
 
     def in_order(self, limit: int, places: Sequence[tuple[int, str]] = ()) -> tuple[list[ServedEvent], int | None]:
-        """The oldest ``limit`` shown events of all windows, ascending by stream ordering.
+        """Returns the oldest ``limit`` visible events of all windows, ascending by stream ordering.
 
-        Of listed windows only the events at ``places`` (position, room) are looked at.
-        The second value is the position up to which the windows were looked at; null: to their ends.
+        Of listed windows only the events at ``places`` (position, room) are examined. The second value is the position up
+        to which the windows were examined; null: to their ends.
         """
         if not self.windows:
             return [], None
@@ -132,7 +142,7 @@ class Windows:
         found: list[ServedEvent] = []
         last = None
         for *row, pruned, count, upto in self._rows(text, windows, more):
-            last = upto if count >= scanned else None
+            last = upto if count >= scanned else None  # examined as many as allowed: there may be more beyond ``upto``
             if row[0] is not None:
                 found.append(served(row, pruned=bool(pruned)))
         if len(found) > limit:
@@ -141,7 +151,7 @@ class Windows:
 
     # --- states ---------------------------------------------------------------------------------------------------
     def changes(self) -> dict[str, StateChanges]:
-        """How the state changed within each window that is not whole; all of the state for those that are."""
+        """Returns by room how the state changed within its window. For a whole window, returns the full state instead."""
         found = {room_id: StateChanges() for room_id in self.windows}
         told = [
             window if window.state_high is None else replace(window, high=window.state_high)
@@ -167,6 +177,7 @@ class Windows:
         asked = {"rooms": [window.room_id for window in windows]}
         for room_id, kind, key, event_id in rows(sql.CURRENT, asked, self.using):
             found[room_id].entries[kind, key] = event_id
+        # The table may be newer than the window: undo the later changes.
         for room_id, kind, key, event_id in self._rows(sql.LATER_CHANGES, windows):
             if event_id is None:
                 found[room_id].entries.pop((kind, key), None)
@@ -174,7 +185,11 @@ class Windows:
                 found[room_id].entries[kind, key] = event_id
 
     def before(self, timelines: Mapping[str, Timeline]) -> dict[str, dict[StateKey, str | None]]:
-        """For each room the state before its timeline, at the keys that the timeline changes."""
+        """Returns by room the state before its timeline, at the keys that the timeline changes: key -> event ID.
+
+        Null: the state has no entry there, or is not known. A room is left out if its timeline changes no keys, or if its
+        first event has no stored state.
+        """
         keys = {room_id: _keys(timeline.events) for room_id, timeline in timelines.items()}
         firsts = [timelines[room_id].events[0].event_id for room_id in keys if keys[room_id]]
         if not firsts:
@@ -189,18 +204,18 @@ class Windows:
 
     # --- queries --------------------------------------------------------------------------------------------------
     def _allowed(self) -> list[Window]:
-        """The windows, after finding out how the user may read their rooms."""
+        """Returns the windows, after reading how the user may access their rooms."""
         self._access = read_access(self._user_id, list(self.windows), self.using)
         for room_id, access in self._access.items():
             window = self.windows[room_id]
             if (
                 not access.known or access.forgotten
-            ):  # nobody knows who sees what there, or the user wants to know no more
+            ):  # visibility cannot be computed, or the user has forgotten the room
                 self.windows[room_id] = replace(window, own_only=True)
-            if access.membership == "ban" and not access.readable:  # as one who has left, up to the ban
+            if access.membership == "ban" and not access.readable:  # like a user who left: events up to the ban
                 up_to = replace(access, known=True, readable=True, peeking=False)
                 self._access[room_id] = replace(up_to, cut=window.high, cut_depth=LARGEST)
-            elif not access.readable:  # out: by what the user saw while being there
+            elif not access.readable:  # not in the room: only what came while they were joined, or is world-readable
                 self._access[room_id] = replace(access, known=True, readable=True, peeking=True)
         return list(self.windows.values())
 
@@ -208,7 +223,7 @@ class Windows:
         return access_parameters(self._user_id, self._access.values())
 
     def _place_values(self, places: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """Places with their windows and how the user may read the rooms."""
+        """Returns the parameters for places: each with its window, and with the user's access to the room."""
         found = [
             (position, self.windows[room_id], self._access[room_id])
             for position, room_id in places
