@@ -237,7 +237,7 @@ class _Import:
     # --- sources ----------------------------------------------------------------------------------------------------
 
     def _remember_sources(self) -> list[Input]:
-        """Stores the sources of a new job, and returns them. A resumed job gets its first sources again.
+        """Returns the inputs to read. Stores them for a new job, and compares them with the stored ones for a resumed job.
 
         Raises ``SourceChanged`` if a resumed job was given other sources, or if one has changed.
         """

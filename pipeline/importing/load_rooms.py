@@ -203,6 +203,7 @@ def batches(rooms: Iterable[LoadedRoom], events: int = EVENTS_PER_BATCH) -> Iter
 
 def ready_rooms(cursor: Any, job: int) -> list[LoadedRoom]:
     """Returns the rooms whose rows are staged and that are not loaded yet, in the order of loading."""
+    # A room that contradicts itself has a row with 0 events: it is finished, and there is nothing to load.
     cursor.execute(
         f"SELECT room_no, room_id, events, backward FROM {table_name(job, 'result_room')} r WHERE events > 0 AND NOT EXISTS "
         "(SELECT FROM pipeline_importedroom done WHERE done.job_id = %s AND done.room_id = r.room_id) ORDER BY room_no",
@@ -273,7 +274,7 @@ class _Batch:
                 self._join([sql], {"sign": -1 if backward else 1, "backward": backward, **ids_given})
         writer = {"writer": current_writer(self._using).name}
         self._join(_ORDERED, writer)
-        self._run(_GAPS, writer)
+        self._run(_GAPS, writer)  # after the events, which it reads from ``events_event``
         self._run(_MEMBERS)
         # Last: this reserves IDs of ``caches``, and from then on its readers wait for the commit.
         if rooms := self._cursor.fetchall():

@@ -40,8 +40,8 @@ class Loaded:
 def usual_loaders() -> int:
     """Returns the default number of loaders: one more than this process has cores, at most ``MOST_LOADERS``.
 
-    The cores of this process stand for those of the server, which are about as many on a small machine. One more loader
-    keeps them busy while others wait for the disk.
+    It assumes that PostgreSQL's server has about as many cores, as on a small machine. The additional loader keeps them
+    busy while another one waits for the disk.
     """
     return min(MOST_LOADERS, len(os.sched_getaffinity(0)) + 1)
 

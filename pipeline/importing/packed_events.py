@@ -37,9 +37,8 @@ class Unpacker:
     def unpack(self, packed: bytes, stream_ordering: int | None) -> ParsedEvent:
         """Returns the event that ``pack`` was given, with this room's ID, this stream ordering, and no JSON."""
         event, content = _decode(packed)
-        force_setattr(
-            event, "room_id", self._room_id
-        )  # safe, though events are frozen: no other code has this object yet
+        # Events are frozen. Setting fields is safe here, because no other code has this object yet.
+        force_setattr(event, "room_id", self._room_id)
         if stream_ordering is not None:
             force_setattr(event, "stream_ordering", stream_ordering)
         if content is not None:

@@ -205,7 +205,7 @@ def _detail(refused: EventRefused, line: Line) -> str:
 
 
 def _text(detail: str) -> str:
-    """Returns the text in a form that a text column accepts: no NUL, no lone surrogates, 1,000 characters at most."""
+    """Returns the first 1,000 characters, with NUL and lone surrogates escaped, because a text column cannot store these."""
     return detail.replace("\0", "\\0")[:1000].encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,7 +1,7 @@
 """The Spark tasks of an import: one for each part of a source, and one for each pack of rooms.
 
-Tasks are numbered, and Spark starts them in that order. Large packs come first. Executors import their code by name from the
-pure modules, so a task carries plain values only.
+Tasks are numbered, and Spark starts them in that order. Packs of large rooms come first. Executors import their code by name
+from the pure modules, so a task carries plain values only.
 """
 
 from __future__ import annotations

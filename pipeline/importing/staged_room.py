@@ -62,7 +62,7 @@ class StagedEvents:
         self._places, self._given = array("q"), array("q")
         for place, given in self._stream(f"SELECT seq, stream_ordering FROM {self._kept} WHERE room_no = %s {_ORDER}"):
             self._places.append(place)
-            self._given.append(given or _NOT_GIVEN)
+            self._given.append(given or _NOT_GIVEN)  # an array of integers holds no null
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT room_id, room_version FROM {self._kept} WHERE room_no = %s LIMIT 1", [room_no])
             room_id, version = cursor.fetchone()

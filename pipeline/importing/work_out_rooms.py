@@ -41,6 +41,7 @@ _RESULT_EVENT = next(table for table in RESULT_TABLES if table.name == "result_e
 _ROWS_PER_FETCH = 5_000
 _ROWS_PER_COPY = 5_000
 _EVENTS_PER_GROUP = 5_000
+#: Any negative stream ordering makes an event a backfilled one.
 _BACKWARD = -1
 
 

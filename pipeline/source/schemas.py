@@ -94,7 +94,7 @@ def arrow_schema(declaration: StreamDeclaration, names: Sequence[str] | None = N
 
 
 def chosen_columns(declaration: StreamDeclaration, schema: StructType) -> tuple[str, ...]:
-    """Returns the column names of a schema that a query or a write gave.
+    """Returns the column names of the schema that a query or a write was given.
 
     Raises ``ValueError`` if the stream has no column of that name and type.
     """

@@ -237,9 +237,8 @@ class FactWriter(DataSourceArrowWriter):
         connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
         try:
             with connection, connection.cursor() as cursor:
-                cursor.execute(
-                    "SET LOCAL lock_timeout = '2s'"
-                )  # a task that is still running holds a lock on the table
+                # A task that is still running holds a lock on the table.
+                cursor.execute("SET LOCAL lock_timeout = '2s'")
                 cursor.execute(f"DROP TABLE IF EXISTS {self.staging}")
         finally:
             connection.close()
@@ -248,7 +247,7 @@ class FactWriter(DataSourceArrowWriter):
 def _append(work: Mapping[str, Any]) -> None:
     """Runs ``append_process``. Raises ``FactsNotAppended`` with its last line on stderr.
 
-    The work goes through standard input. There no other user sees the connection string, as they would on a command line.
+    The work goes through standard input. On a command line, other users of the machine could read the connection string.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     ended = subprocess.run(

@@ -86,8 +86,9 @@ def _files(name: str) -> list[Path]:
 
 
 def _is_hidden(path: Path) -> bool:
-    """Returns true for a path below a hidden folder, by Spark's rule. A killed job leaves files in ``_temporary``, for
-    instance.
+    """Returns true for a file that Spark ignores as hidden.
+
+    For instance, a killed job leaves files in a folder ``_temporary`` that are not part of the table.
     """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.parts)
 

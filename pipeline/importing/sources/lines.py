@@ -159,7 +159,7 @@ def _from(read: Callable[[int], bytes], offset: int, piece: int) -> Iterator[byt
 class _Cutter:
     """Splits chunks into lines. Of a line over the limit it keeps only the first bytes.
 
-    It yields lines that begin within the first ``length`` bytes. No chunk may extend over that offset.
+    It yields the lines that begin within the first ``length`` bytes. A chunk must not extend across that offset.
     """
 
     def __init__(self, limit: int, length: int | None) -> None:

@@ -44,7 +44,7 @@ _DELTA_BYTE_ARRAY = 7
 
 
 def check_file(path: Path) -> None:
-    """Raises ``UnusableSource`` if the file's footer shows that it has no readable events."""
+    """Raises ``UnusableSource`` if the file's footer is not that of a Parquet file with the needed columns."""
     with _inspected(path):
         pass
 
@@ -99,7 +99,7 @@ def check_columns(schema: pa.Schema, name: str) -> None:
 
 
 def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """Returns for each column that is read a check of its type, and the allowed types in words."""
+    """Returns, by column name, a predicate on the column's type, and a text that names the allowed types."""
     from pyarrow import types  # noqa: PLC0415
 
     def is_text(kind: Any) -> bool:
@@ -119,7 +119,7 @@ def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """Returns the type of the values, also for a dictionary column."""
+    """Returns the value type of a dictionary type. Any other type is returned as it is."""
     from pyarrow import types  # noqa: PLC0415
 
     return kind.value_type if types.is_dictionary(kind) else kind
@@ -262,7 +262,7 @@ def _as_bytes(column: pa.Array) -> pa.Array:
 
 
 def _as_plain(column: pa.Array) -> pa.Array:
-    """Returns the values themselves, also of a dictionary column."""
+    """Returns the column with its values in full. A dictionary column is decoded."""
     return column.cast(_plain(column.type))
 
 
