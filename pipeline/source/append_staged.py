@@ -141,7 +141,10 @@ def _check_staged(cursor: Any, write: StagedWrite) -> None:
 
 
 def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int], done: int, writer: str) -> None:
-    """Inserts the next facts under these IDs. ``done`` facts were inserted before. They are ordered by attempt, then by place."""
+    """Inserts the next facts under these IDs, after the ``done`` facts that were inserted before.
+
+    Facts are in the order of ``write.attempts``, and within an attempt by place.
+    """
     table = stream.declaration.tables[0]
     kinds = {column.name: column.kind for column in table.stored}
     values = "".join(
@@ -225,7 +228,7 @@ def _made_at(name: str, now: int) -> int:
 
 
 def _drop(staging: str, using: str) -> bool:
-    """Drops a staging table, and returns false if that failed: the table is locked by a late task, or belongs to another user.
+    """Drops a staging table. Returns false if that failed, because a late task locks it or another user owns it.
 
     A failure here never fails the write.
     """

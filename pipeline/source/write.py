@@ -17,7 +17,7 @@ The job's staging table is created before the tasks start, and dropped after the
 table. The table is UNLOGGED: after a crash of PostgreSQL it is empty, and the write fails as a whole.
 
 A separate Python process appends (``pipeline.source.append_process``). It is a writer like any other, with a name and a
-lease.
+lease. It reserves IDs only for the time of the insert.
 """
 
 from __future__ import annotations
