@@ -60,6 +60,8 @@ def extend_rooms(run: JobRun) -> None:
         with run.stage("known rooms", total, "events") as count:
             while rows := _next(cursor, names):
                 with transaction.atomic(using=run.using):
+                    # The batch's rows are deleted from the work in the same transaction. So a killed job repeats the batch
+                    # as a whole, or not at all.
                     outcome = persist(
                         [_incoming(row) for row in rows],
                         run.using,
@@ -70,6 +72,7 @@ def extend_rooms(run: JobRun) -> None:
                 unfinished.update(outcome.unfinished_rooms)
                 touched.update(stored.room_id for stored in outcome.stored)
                 count.add(len(rows))
+        # These rooms had more events above a filled gap than one batch resolves.
         for room_id in sorted(unfinished):
             resolve_room(room_id, run.using)
         cursor.execute(_NOTE_UNRESOLVED.format(**names), [sorted(touched), run.id])

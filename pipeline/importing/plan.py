@@ -151,7 +151,7 @@ def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
     drop_staging(cursor, [job])
     for table in STAGED_TABLES:
         cursor.execute(table.ddl(job))
-    for table in RESULT_TABLES[1:]:
+    for table in RESULT_TABLES[1:]:  # the first, result_room, is found by its primary key
         name = table_name(job, table.name)
         cursor.execute(f"CREATE INDEX {name}_room ON {name} (room_no)")
     _step(cursor, job, created)

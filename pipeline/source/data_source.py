@@ -282,6 +282,7 @@ def _beyond(cuts: Sequence[tuple[int, int]], limit: int | None) -> int | None:
     tokens = dict(cuts)
     if limit is None or limit + 1 not in tokens:
         return None
+    # If the first fact alone has more rows than the limit, both tokens are equal, and without "+ 1" the batch would be empty.
     return max(tokens[limit + 1], tokens[1] + 1)
 
 

@@ -186,7 +186,7 @@ def _moment_sql(place: str, operator: str, milliseconds: int) -> str:
 def _moment(milliseconds: int) -> str:
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
+    except OverflowError:  # a year that Python cannot express; no row was received then
         return "'infinity'::timestamptz" if milliseconds > 0 else "'-infinity'::timestamptz"
     return f"'{moment.isoformat()}'::timestamptz"
 

@@ -93,7 +93,7 @@ def _chunks(read: Callable[[int], bytes], size: int = _CHUNK_BYTES) -> Iterator[
 
 def _chunks_within(read: Callable[[int], bytes], length: int | None) -> Iterator[bytes]:
     """Yields the first ``length`` bytes in chunks, then the bytes after them in chunks of their own."""
-    left = length
+    left = length  # None: the whole rest of the file
     while left is not None and left > 0 and (chunk := read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
         yield chunk

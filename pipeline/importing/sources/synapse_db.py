@@ -229,7 +229,7 @@ def _postgresql(dsn: str, snapshot: str | None) -> Any:
     connection = psycopg2.connect(dsn, application_name="replsite import", connect_timeout=_CONNECT_SECONDS)
     connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
     with connection.cursor() as cursor:
-        if snapshot is not None:
+        if snapshot is not None:  # must be the first statement of the transaction
             cursor.execute("SET TRANSACTION SNAPSHOT %s", [snapshot])
         cursor.execute(NO_LIMITS)
     return connection
