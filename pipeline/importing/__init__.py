@@ -1,1 +1,1 @@
-"""The bulk import of histories."""
+"""The bulk import of room histories."""

@@ -1,9 +1,10 @@
-"""New events of rooms that the site has: they go the way of live events, after the new rooms are loaded (driver, with Django).
+"""Stores new events of rooms that exist, as live events are stored, after the new rooms are loaded (driver, with Django).
 
-The room's stored state decides what becomes of them, so what a source tells of rejection and soft failure does not count here.
-History comes first, from the newest to the oldest, as it would by asking another server for it: each batch continues the gap that
-the one before left, and positions on the backward stream keep the order. Each batch is one transaction together with the note of
-what became of it.
+The room's stored state decides about each event. So what a source states about rejection and soft failure is ignored here.
+
+History comes first, from the newest event to the oldest, as it does when it is requested from another server. Each batch
+continues the gap that the batch before left, and positions on the backward stream keep the order. The outcome of a batch is
+stored in its transaction.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
 
 
 def extend_rooms(run: JobRun) -> None:
-    """Store what the plan left for rooms that the site has; what cannot be stored is put aside with the reason.
+    """Stores the events that the plan set aside for existing rooms. Refused events go to the quarantine with the reason.
 
-    Raises ``JobCancelled`` between two batches; what was stored stays.
+    Raises ``JobCancelled`` between two batches. Batches that were stored stay.
     """
     names = {name: table_name(run.id, name) for name in ("known", STAGED_EVENTS.name, BROKEN.name)}
     with connections[run.using].cursor() as cursor:
@@ -59,23 +60,26 @@ def extend_rooms(run: JobRun) -> None:
         with run.stage("known rooms", total, "events") as count:
             while rows := _next(cursor, names):
                 with transaction.atomic(using=run.using):
+                    # The batch's rows are deleted from the work in the same transaction. So a killed job repeats the batch
+                    # as a whole, or not at all.
                     outcome = persist(
                         [_incoming(row) for row in rows],
                         run.using,
-                        verified=True,  # or trusted
+                        verified=True,  # checked when the lines were parsed, or the sources are trusted
                         history_of=server,
                     )
                     _note(cursor, run.id, names, rows, outcome)
                 unfinished.update(outcome.unfinished_rooms)
                 touched.update(stored.room_id for stored in outcome.stored)
                 count.add(len(rows))
+        # These rooms had more events above a filled gap than one batch resolves.
         for room_id in sorted(unfinished):
             resolve_room(room_id, run.using)
         cursor.execute(_NOTE_UNRESOLVED.format(**names), [sorted(touched), run.id])
 
 
 def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
-    """The next events, oldest first where they are history, as they came else; never both kinds."""
+    """Returns the rows of the next batch: either history, oldest first, or live events, in their order. Never both."""
     cursor.execute(_NEXT.format(**names), [EVENTS_PER_BATCH])
     rows = cursor.fetchall()
     kind = rows[0][2] if rows else False
@@ -89,7 +93,7 @@ def _incoming(row: Sequence[Any]) -> Incoming:
 
 
 def _note(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], outcome: PersistOutcome) -> None:
-    """Write down what became of a batch, and that it is done."""
+    """Stores the outcome of a batch, and removes its rows from the work to do."""
     stored = Counter(event.room_id for event in outcome.stored)
     rejected = Counter(event.room_id for event in outcome.stored if event.rejected_reason is not None)
     rooms = sorted(stored)

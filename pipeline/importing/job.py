@@ -1,15 +1,15 @@
 """The import of room histories, from files and databases to visible rooms (driver, with Django).
 
-    scan     Spark    lines and announced room versions of every part of the sources
-    read     Spark    lines and rows -> parsed events and broken lines, staged   (pipeline.importing.parse_lines)
-    plan     SQL      what is new, which rooms, in which order                   (pipeline.importing.plan)
-    rooms    Spark    state, extremities, visibility of each room, staged        (pipeline.importing.work_out_rooms)
-    load     SQL      staged rows -> the tables, whole rooms at a time           (pipeline.importing.load_rooms)
-    known    driver   new events of rooms that are here, the way of live events  (pipeline.importing.extend_rooms)
+    scan     Spark    count lines and find announced room versions in every part of the sources
+    read     Spark    parse lines and rows into events and broken lines, staged   (pipeline.importing.parse_lines)
+    plan     SQL      select new events, number the rooms                         (pipeline.importing.plan)
+    rooms    Spark    state, extremities, visibility of each room, staged         (pipeline.importing.work_out_rooms)
+    load     SQL      move staged rows into the tables, whole rooms at a time     (pipeline.importing.load_rooms)
+    known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
 
-Each step can be repeated: staging has a ledger, loading writes down what it loaded in the same transaction. A job that was
-killed is continued by ``resume`` (a queued one by the next ``runjobs``); a new job finds what is loaded already as duplicates.
-Neither loses or doubles anything.
+Each step can be repeated: staging has a ledger, and loading records what it loaded in the same transaction. A killed job is
+continued by ``resume`` (a queued one by the next ``runjobs``). For a new job, events that are loaded already are duplicates.
+Neither way loses events or stores them twice.
 """
 
 from __future__ import annotations
@@ -80,9 +80,10 @@ _SAID = {
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What to import and how; ``pause`` is called with the name of each finished step, for tests that end it there.
+    """The sources of an import, and its options.
 
-    ``keys``: a file with the keys of servers, which verify all signatures; null: they are trusted.
+    ``keys`` is a file with the keys of servers, which verify all signatures. Without it signatures are trusted. ``pause``
+    is called with the name of each finished step. Tests use it to end the job there.
     """
 
     sources: Sequence[str | Path]
@@ -96,7 +97,10 @@ class ImportOptions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an import did. ``unresolved``: loaded events whose state is not known; ``spark_seconds``: starting Spark."""
+    """The figures of an import.
+
+    ``unresolved`` counts loaded events whose state is unknown. ``spark_seconds`` is the time that Spark took to start.
+    """
 
     read: int
     imported: int
@@ -111,11 +115,11 @@ class Outcome:
 
     @property
     def duplicates(self) -> int:
-        """Events that were here already, or more than once in the input."""
+        """Returns the number of events that were stored before, or that came more than once in the input."""
         return self.read - self.imported - self.quarantined
 
     def summary(self) -> dict[str, Any]:
-        """The command's last line."""
+        """Returns the summary that the command prints as its last line."""
         return {
             "read": self.read,
             "imported": self.imported,
@@ -127,15 +131,15 @@ class Outcome:
         }
 
     def record(self) -> dict[str, Any]:
-        """What is kept of it: the summary, and whether signatures were verified."""
+        """Returns the figures that are stored with the job: the summary, and ``signatures`` (``trusted`` or ``verified``)."""
         return {**self.summary(), "signatures": self.signatures}
 
 
 def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outcome:
-    """Import as a job of this process, with its progress on ``stream``.
+    """Imports as a job of this process, with its progress written to ``stream``.
 
-    Raises ``UnusableArguments`` before anything is begun; later ``PipelineError`` and database errors, with the job marked as
-    failed and resumable.
+    Raises ``UnusableArguments`` before the job begins. Later it raises ``PipelineError`` and database errors. The job is
+    then marked as failed, and can be resumed.
     """
     using = stream_settings().database
     signatures = read_keys(options.keys)
@@ -162,7 +166,7 @@ def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outc
 
 
 def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> Outcome:
-    """The same in a job that runs already; its process has a writer."""
+    """Imports within a job that runs already, in a process with a writer."""
     return _Import(run, options, inputs, signatures).run()
 
 
@@ -189,7 +193,7 @@ class _Import:
         try:
             with disk_full():
                 outcome = self._steps()
-        except (JobCancelled, SourceChanged):  # what is staged is of no use any more
+        except (JobCancelled, SourceChanged):  # not resumed, or not to be trusted: the staged rows are useless
             self._drop_staging([self._job])
             raise
         self._drop_staging([self._job])
@@ -202,7 +206,7 @@ class _Import:
         with Loading(self._job, self._ready, self._using, usual_loaders()) as loading:
             try:
                 return self._steps_with(loading)
-            except LoaderFailed as failed:  # noticed while Spark was at work, which has ended by now
+            except LoaderFailed as failed:  # noticed while Spark ran; its tasks have ended by now
                 raise failed.error from None
 
     def _steps_with(self, loading: Loading) -> Outcome:
@@ -223,17 +227,20 @@ class _Import:
 
     @contextmanager
     def _spark(self, loading: Loading) -> Iterator[SparkSession]:
-        """A session whose tasks end when the job is to end, or a loader failed."""
+        """Yields a Spark session. Its tasks are cancelled if the job is to end, or if a loader failed."""
         with (
             site_session("import", self._options.master, light=True) as spark,
             self._run.spark_steps(spark, loading.look),
         ):
             yield spark
 
-    # --- what is read ---------------------------------------------------------------------------------------------------
+    # --- sources ----------------------------------------------------------------------------------------------------
 
     def _remember_sources(self) -> list[Input]:
-        """Write down what is read; a job that goes on reads what it began with, or refuses."""
+        """Returns the inputs to read. Stores them for a new job, and compares them with the stored ones for a resumed job.
+
+        Raises ``SourceChanged`` if a resumed job was given other sources, or if one has changed.
+        """
         rows = ImportSource.objects.using(self._using)
         known = list(rows.filter(job_id=self._job).order_by("number"))
         if not known:
@@ -255,7 +262,8 @@ class _Import:
             raise
 
     def _drop_leftovers(self) -> None:
-        """Staging tables of imports that nobody goes on with."""
+        """Drops the staging tables of imports that will not be continued."""
+        # The lock on each abandoned job is held until its tables are dropped, so that no process resumes it meanwhile.
         with hold_lock(self._using) as lock:
             over = abandoned_jobs(lock, KIND, [self._job], self._using)
             with self._cursor() as cursor:
@@ -285,7 +293,7 @@ class _Import:
 
     @contextmanager
     def _spark_reads(self) -> Iterator[None]:
-        """A source that changed meanwhile is what is wrong, whatever went wrong because of it."""
+        """Raises ``SourceChanged`` at the end of the block if a source has changed, instead of any error that this caused."""
         try:
             yield
         finally:
@@ -324,7 +332,7 @@ class _Import:
         self._ready.finish()
 
     def _worked_out(self) -> int:
-        """Events of rooms that are worked out, and of large ones as far as they are."""
+        """Returns the events of finished rooms, plus those of large rooms in progress."""
         return self._counter("result_room", "sum(events)")() + self._counter(WORKING.name, "sum(events)")()
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
@@ -332,17 +340,17 @@ class _Import:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
     def _look(self) -> list[LoadedRoom]:
-        """Rooms that can be loaded now; loaders ask, one at a time."""
+        """Returns the rooms that can be loaded now. Loaders call this, one at a time."""
         with self._cursor() as cursor:
             rooms = ready_rooms(cursor, self._job)
             worked_out = self._counter("result_room", "sum(events)")()
-            if worked_out > 2 * self._analyzed:
+            if worked_out > 2 * self._analyzed:  # each time that the rows have doubled
                 analyze_results(cursor, self._job)
                 self._analyzed = worked_out
         return rooms
 
     def _load(self, loading: Loading) -> set[str]:
-        """Load what is left; returns the rooms that somebody else made meanwhile."""
+        """Waits until the remaining rooms are loaded. Returns the rooms that were left out (see ``promote``)."""
         with self._cursor() as cursor:
             left = sum(room.events for room in ready_rooms(cursor, self._job))
         lost: set[str] = set()
@@ -371,7 +379,10 @@ class _Import:
         )
 
     def _counter(self, table: str, what: str) -> Callable[[], int]:
-        """Reads a figure of a staging table; may be called from the reporting thread, which has its own connection."""
+        """Returns a function that reads one figure of a staging table.
+
+        It may be called in the reporting thread, which has its own connection.
+        """
 
         def count() -> int:
             with self._cursor() as cursor:
@@ -381,7 +392,7 @@ class _Import:
         return count
 
     def _figures(self) -> dict[str, int]:
-        """What is noted before and after: rooms of the site, and the size of its database."""
+        """Returns the figures that are stored before and after: number of rooms, and size of the database in bytes."""
         with self._cursor() as cursor:
             cursor.execute("SELECT (SELECT count(*) FROM events_room), pg_database_size(current_database())")
             rooms, size = cursor.fetchone()

@@ -1,4 +1,4 @@
-"""The keys of servers that an import verifies signatures with, from a file (driver, no Django)."""
+"""Reads the file with the server keys with which an import verifies signatures (driver, no Django)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,25 @@ _MOST_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """How an import treats signatures: with these keys, or not at all. ``name`` differs for other keys."""
+    """The treatment of signatures in an import: verified with ``keys``, or trusted if there are none.
+
+    ``name`` identifies the keys. It changes when the content of the file does.
+    """
 
     keys: KeyRing | None = None
     name: str = TRUSTED
 
     @property
     def word(self) -> str:
-        """``trusted`` or ``verified``."""
+        """Returns ``trusted`` or ``verified``."""
         return TRUSTED if self.keys is None else VERIFIED
 
 
 def read_keys(path: str | Path | None) -> Signatures:
-    """The keys of a file as ``KeyRing`` reads them; null: signatures are trusted. Raises ``UnusableArguments``."""
+    """Returns the keys of a file in the format of ``KeyRing.from_json``. Without a path, signatures are trusted.
+
+    Raises ``UnusableArguments`` if there is no such file, if it is too large or unreadable, or if its keys cannot be used.
+    """
     if path is None:
         return Signatures()
     file = Path(path)

@@ -1,9 +1,9 @@
-"""Imports as queued jobs: what may be named, and the run by ``manage.py runjobs``.
+"""Imports as queued jobs: the check of their arguments, and the run by ``manage.py runjobs``.
 
-Whoever may queue a job need not be allowed to read every file of the machine, nor to reach every database from it. So a
-queued import reads files of one folder (setting ``REPLSITE_IMPORT_FOLDER``), named as they are seen from there, and PostgreSQL
-databases by the name of a libpq service, which only the operator can define. The command ``import_events`` runs as its user,
-without such limits.
+A user who may queue a job need not be allowed to read every file of the machine, or to reach every database from it. So a
+queued import reads only files of one folder (setting ``REPLSITE_IMPORT_FOLDER``), named relative to it. It names PostgreSQL
+databases by a libpq service, which only the operator can define. The command ``import_events`` runs with the rights of its
+user, without these limits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _keys(_: str, name: Any) -> str:
 
 
 class ImportKind(JobKind):
-    """Imports room histories; goes on where it was when it is begun again."""
+    """The kind of job that imports room histories. A repeated run continues where the last one ended."""
 
     name = "import_events"
     help = (
@@ -81,7 +81,7 @@ class ImportKind(JobKind):
     )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """The same import as the command's."""
+        """Runs the import as the command does. Returns its record."""
         from pipeline.importing.job import ImportOptions, import_in  # noqa: PLC0415 - needs pyspark
         from pipeline.importing.keys import read_keys  # noqa: PLC0415
         from pipeline.importing.sources.inputs import open_inputs  # noqa: PLC0415
@@ -111,7 +111,7 @@ def _checked(name: str) -> str:
 
 
 def _opened(name: str) -> str:
-    """What the name stands for; a link that leads out of the folder is refused."""
+    """Returns the path or URL to open. Raises ``UnusableArguments`` if a link leads out of the import folder."""
     if "://" in name:
         return name
     folder = pipeline_settings().import_folder

@@ -1,11 +1,11 @@
-"""The last step of an import: staged results -> the tables of the rooms, some rooms a transaction (driver, with Django).
+"""Last step of an import: moves staged results into the rooms' tables, some rooms in a transaction (driver, with Django).
 
-A room becomes visible as a whole, together with its row in ``ImportedRoom``: a process that is killed leaves every room either
-loaded and written down, or not begun. Stream IDs are reserved late in the transaction, after everything that needs none is
-written, so that the linear position waits for the shortest time; the engine announces them after the commit.
+A room becomes visible as a whole, together with its row in ``ImportedRoom``. After a killed process each room is either
+loaded and recorded, or not begun. The control loop announces the stream IDs after the commit.
 
-Within a batch the IDs follow the given stream orderings (else the order of the lines), over all its rooms. On the backward
-stream they are given from the newest to the oldest event, so that there too the stored order is the given one.
+Within a batch the IDs follow the given stream orderings over all its rooms. Events without one come last, in the order of
+the lines. On the backward stream IDs go from the newest event to the oldest, so that the stored order is the given one
+there too.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from streams.writing.process import current_writer
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"]
 
 EVENTS_PER_BATCH = 20_000
-"""Rooms are loaded together up to this size; a larger room makes a transaction of its own."""
+"""Events of a batch. A larger room is a batch of its own."""
 _LARGEST_RESERVATION = 500_000
 _OWN = [name for name in OWN_COLUMNS if name != "state_group"]
 
 
 def _of_batch(table: str = "") -> str:
-    """The rows of the batch's rooms."""
+    """Returns the condition that selects rows of the batch's rooms."""
     return f"{table}.room_no = ANY(%(rooms)s)" if table else "room_no = ANY(%(rooms)s)"
 
 
-#: Taking the rooms is what locks them: whoever comes second finds them here.
+#: The inserted rows act as locks. A inserts room R, B inserts R too: B waits until A ends, and then gets no row back if A
+#: committed. Sorted by ID, so that two batches with the same rooms cannot deadlock.
 _TAKE_ROOMS = f"""
 {INSERT_INTO["events_room"]}
 SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved
 FROM {{result_room}} WHERE {_of_batch()} ORDER BY room_id
 ON CONFLICT (room_id) DO NOTHING RETURNING room_id
 """
-#: Rows that need no reserved ID. IDs of events are hashes: in their order they find the pages of an index one after the other.
-#: The JSON is fetched event by event: a join would be free to read the staged events whole, for every batch of rooms again.
+#: Rows that need no stream ID. They are inserted in the order of event IDs, which are hashes: so the pages of an index are
+#: visited one after the other. The JSON is fetched event by event. A plain join could read all staged events for every batch.
 _PLAIN = (
     f"""
     {INSERT_INTO["events_eventjson"]}
@@ -78,17 +79,17 @@ _PLAIN = (
     FROM {{result_current}} c JOIN {{result_room}} r USING (room_no) WHERE {_of_batch("c")} AND {_of_batch("r")}
     """,
 )
-#: IDs of state groups: ascending in each room, from the table's own sequence.
+#: IDs of state groups, from the table's own sequence, ascending in each room.
 _MAP_GROUPS = f"""
 CREATE TEMPORARY TABLE import_group ON COMMIT DROP AS
 SELECT room_no, number, nextval((SELECT pg_get_serial_sequence('state_stategroup', 'id'))::regclass) AS id
 FROM (SELECT room_no, number FROM {{result_group}} WHERE {_of_batch()} ORDER BY room_no, number) AS ordered
 """
-#: How the statements below are joined must not depend on what PostgreSQL believes of tables that have just been filled: by
-#: figures from small rooms it takes a large room's rows for a few, and compares each with each. So the tables are joined in
-#: the order in which they stand here, by hashes; every one of them is cut down to the batch first.
+#: The plans of the statements below must not depend on statistics of tables that have just been filled. With statistics from
+#: small rooms PostgreSQL expects few rows of a large room, and picks a nested loop over all pairs of rows. So tables are joined
+#: in the order written here, by hashes. Each one is first restricted to the batch.
 _JOIN_AS_WRITTEN = "SET LOCAL join_collapse_limit = 1; SET LOCAL enable_nestloop = off"
-#: Afterwards: other statements of the transaction, such as reserving, look into tables that hold the whole site.
+#: Reset afterwards: other statements of the transaction, such as reserving IDs, read tables of the whole site.
 _JOIN_AS_USUAL = "SET LOCAL join_collapse_limit TO DEFAULT; SET LOCAL enable_nestloop TO DEFAULT"
 _GROUPS = (
     f"""
@@ -109,7 +110,7 @@ _GROUPS = (
     WHERE {_of_batch("d")}
     """,
 )
-#: Stream orderings, from the IDs that were reserved, for one direction.
+#: Assigns the reserved IDs to events as stream orderings, in one direction.
 _MAP_EVENTS = f"""
 INSERT INTO import_ordering (room_no, index, stream_ordering)
 SELECT room_no, index, %(sign)s * ids.id
@@ -119,7 +120,7 @@ FROM (
 ) AS ordered
 JOIN unnest(%(ids)s::bigint[]) WITH ORDINALITY AS ids(id, place) USING (place)
 """
-#: The same for IDs that follow each other without a hole, as most do.
+#: The same for consecutive IDs, which is the usual case.
 _MAP_EVENTS_IN_ONE = f"""
 INSERT INTO import_ordering (room_no, index, stream_ordering)
 SELECT room_no, index, %(sign)s * (%(first_id)s - 1 + row_number() OVER (ORDER BY {{order}}))
@@ -153,7 +154,8 @@ _ORDERED = (
     SELECT %(job)s, room_id, events, rejected, unresolved FROM {{result_room}} WHERE {_of_batch()}
     """,
 )
-#: Of the few events that stand on a backward extremity; it looks into tables that hold the whole site.
+#: Timeline gaps at live events whose prev event is a backward extremity. These are few. It reads tables of the whole site, so
+#: it runs with the usual planner settings.
 _GAPS = f"""
 {INSERT_INTO["events_timelinegap"]}
 SELECT DISTINCT r.room_id, min(e.stream_ordering), %(writer)s
@@ -164,7 +166,7 @@ WHERE {_of_batch("b")} AND {_of_batch("r")} AND e.stream_ordering > 0 GROUP BY r
 """
 
 
-#: The rooms that have a current state, with their members.
+#: Rooms with a current state, and their members.
 _MEMBERS = f"""
 SELECT r.room_id, coalesce(array_agg(c.state_key) FILTER (WHERE c.type = 'm.room.member'), '{{{{}}}}')
 FROM {{result_current}} c JOIN {{result_room}} r USING (room_no)
@@ -174,7 +176,10 @@ WHERE {_of_batch("c")} AND {_of_batch("r")} GROUP BY r.room_id ORDER BY r.room_i
 
 @dataclass(frozen=True, slots=True)
 class LoadedRoom:
-    """A room whose rows are staged and ready: its number and how many IDs it needs of each stream."""
+    """A room whose rows are staged: its number in the job, and the events to load.
+
+    ``backward`` of the ``events`` need IDs of the stream ``backfill``, the others of ``events``.
+    """
 
     room_no: int
     room_id: str
@@ -183,7 +188,7 @@ class LoadedRoom:
 
 
 def batches(rooms: Iterable[LoadedRoom], events: int = EVENTS_PER_BATCH) -> Iterator[list[LoadedRoom]]:
-    """Rooms in their order, as many together as have at most ``events``; at least one."""
+    """Yields the rooms in their order, in batches of at most ``events`` events. A larger room is a batch of its own."""
     batch: list[LoadedRoom] = []
     size = 0
     for room in rooms:
@@ -197,7 +202,8 @@ def batches(rooms: Iterable[LoadedRoom], events: int = EVENTS_PER_BATCH) -> Iter
 
 
 def ready_rooms(cursor: Any, job: int) -> list[LoadedRoom]:
-    """Rooms that are worked out and not loaded, in the order of loading."""
+    """Returns the rooms whose rows are staged and that are not loaded yet, in the order of loading."""
+    # A room that contradicts itself has a row with 0 events: it is finished, and there is nothing to load.
     cursor.execute(
         f"SELECT room_no, room_id, events, backward FROM {table_name(job, 'result_room')} r WHERE events > 0 AND NOT EXISTS "
         "(SELECT FROM pipeline_importedroom done WHERE done.job_id = %s AND done.room_id = r.room_id) ORDER BY room_no",
@@ -207,7 +213,10 @@ def ready_rooms(cursor: Any, job: int) -> list[LoadedRoom]:
 
 
 def promote(job: int, rooms: Sequence[LoadedRoom], using: str) -> set[str]:
-    """Load a batch in one transaction; returns the rooms that somebody else made meanwhile, which are left out."""
+    """Loads a batch in one transaction. Returns the IDs of rooms that were left out.
+
+    A room is left out if another transaction created it since the plan, if it is still being purged, or if it is blocked.
+    """
     lost: set[str] = set()
     while rooms := [room for room in rooms if room.room_id not in lost]:
         with long_transaction(using) as cursor:
@@ -216,13 +225,14 @@ def promote(job: int, rooms: Sequence[LoadedRoom], using: str) -> set[str]:
             if len(taken) == len(rooms):
                 batch.load()
                 break
+            # Nothing of a lost room may be loaded. Roll back, and try again without the lost rooms.
             lost |= {room.room_id for room in rooms} - taken
             transaction.set_rollback(True, using=using)
     return lost
 
 
 class _Batch:
-    """One transaction of loading."""
+    """One transaction that loads a batch."""
 
     def __init__(self, cursor: Any, job: int, rooms: Sequence[LoadedRoom], using: str) -> None:
         self._cursor = cursor
@@ -239,12 +249,12 @@ class _Batch:
         self._values = {"rooms": [room.room_no for room in rooms], "job": job}
 
     def take_rooms(self) -> set[str]:
-        """Insert the rooms themselves; what comes back is ours until the end of the transaction, and then for good."""
+        """Inserts the rows of the rooms, and returns the IDs of those that were inserted."""
         self._run(_TAKE_ROOMS)
         return {row[0] for row in self._cursor.fetchall()}
 
     def load(self) -> None:
-        """Everything else; reserves as late as can be."""
+        """Inserts all other rows, and reserves the stream IDs."""
         self._cursor.execute(ROOMY)
         for sql in (*_PLAIN, _MAP_GROUPS):
             self._run(sql)
@@ -252,6 +262,8 @@ class _Batch:
         self._cursor.execute(
             "CREATE TEMPORARY TABLE import_ordering (room_no bigint, index bigint, stream_ordering bigint) ON COMMIT DROP"
         )
+        # IDs are reserved late, after all rows that need none. From the first reservation to the commit, the linear position
+        # waits for this transaction.
         for backward, name in ((False, EVENTS.name), (True, BACKFILL.name)):
             count = sum(room.backward if backward else room.events - room.backward for room in self._rooms)
             if count:
@@ -262,11 +274,10 @@ class _Batch:
                 self._join([sql], {"sign": -1 if backward else 1, "backward": backward, **ids_given})
         writer = {"writer": current_writer(self._using).name}
         self._join(_ORDERED, writer)
-        self._run(_GAPS, writer)
+        self._run(_GAPS, writer)  # after the events, which it reads from ``events_event``
         self._run(_MEMBERS)
-        if (
-            rooms := self._cursor.fetchall()
-        ):  # late: readers of ``caches`` wait for its position until the transaction ends
+        # Last: this reserves IDs of ``caches``, and from then on its readers wait for the commit.
+        if rooms := self._cursor.fetchall():
             invalidate_room_states(rooms, self._using)
 
     def _reserve(self, stream: str, count: int) -> list[int]:
@@ -277,7 +288,7 @@ class _Batch:
         return ids
 
     def _join(self, statements: Sequence[str], more: dict[str, Any] | None = None) -> None:
-        """Run statements that join rows of the batch with each other."""
+        """Runs statements that join rows of the batch with each other, with a fixed join order."""
         self._cursor.execute(_JOIN_AS_WRITTEN)
         for sql in statements:
             self._run(sql, more)

@@ -1,8 +1,8 @@
-"""Several loaders of an import side by side, while Spark works out rooms and after (driver, with Django).
+"""Loader threads of an import, which load rooms while Spark still computes others (driver, with Django).
 
-Most of the work of loading is PostgreSQL's, and one session keeps one core busy. Each loader is a thread with a connection of
-its own: it takes rooms that are worked out, some thousand events at a time, and loads them in a transaction that stands for
-itself (``pipeline.importing.load_rooms``). As long as rooms are being worked out, loaders wait until there is a whole batch.
+Loading is mostly PostgreSQL's work, and one session uses one core. Each loader is a thread with its own connection. It takes
+rooms whose rows are staged, some thousand events at a time, and loads them in a transaction of its own
+(``pipeline.importing.load_rooms``). While Spark computes rooms, loaders wait until there is a full batch.
 """
 
 from __future__ import annotations
@@ -26,27 +26,31 @@ __all__ = ["MOST_LOADERS", "Loaded", "Loading", "ReadyRooms", "usual_loaders"]
 MOST_LOADERS = 4
 _WAIT_SECONDS = 0.5
 _PAUSES_PER_LOOK = 25
-"""A look at what is ready is followed by a pause so many times as long, so that looking stays cheap."""
+"""Pause after a query for ready rooms, as a multiple of its duration. Bounds the share of time spent on such queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A batch that is in, but for the rooms that somebody else made meanwhile."""
+    """A committed batch. The rooms in ``lost`` are not loaded (see ``promote``)."""
 
     rooms: Sequence[LoadedRoom]
     lost: set[str]
 
 
 def usual_loaders() -> int:
-    """One more than this process has cores, which are about as many as the server's on a small machine; not more than a few.
+    """Returns the default number of loaders: one more than this process has cores, at most ``MOST_LOADERS``.
 
-    A loader waits for the disk at times: WAL is written, a table grows.
+    It assumes that PostgreSQL's server has about as many cores, as on a small machine. The additional loader keeps them
+    busy while another one waits for the disk.
     """
     return min(MOST_LOADERS, len(os.sched_getaffinity(0)) + 1)
 
 
 class ReadyRooms:
-    """Hands out rooms that are worked out, each once, in batches; ``look`` tells those that are and are not loaded."""
+    """Queue of rooms that are ready to load. It hands out each room once, in batches, to several threads.
+
+    ``look`` returns the rooms whose rows are staged and that are not loaded yet.
+    """
 
     def __init__(self, look: Callable[[], Sequence[LoadedRoom]], events: int = EVENTS_PER_BATCH) -> None:
         self._look, self._events = look, events
@@ -59,11 +63,11 @@ class ReadyRooms:
         self._lock = threading.Lock()
 
     def finish(self) -> None:
-        """All rooms are worked out: from now on small batches are handed out, too."""
+        """Marks that the rows of all rooms are staged. From now on smaller batches are handed out too."""
         self._all_worked_out.set()
 
     def take(self) -> list[LoadedRoom] | None:
-        """The next batch; empty when there is none yet, null when there will be none any more."""
+        """Returns the next batch, an empty list if there is none yet, or null if all rooms were handed out."""
         with self._lock:
             if not self._seen_all and not self._has_batch():
                 self._look_again()
@@ -81,7 +85,10 @@ class ReadyRooms:
         return self._events_left >= self._events
 
     def _look_again(self) -> None:
-        complete = self._all_worked_out.is_set()  # asked before looking: what is ready by then is seen
+        """Calls ``look`` and queues the rooms that are new, unless the last call was too recent."""
+        # Read the flag before the query. In the other order: the query misses room R, R is finished, the flag is set, and we
+        # read it. Then all rooms count as seen, and R is never handed out.
+        complete = self._all_worked_out.is_set()
         begun = time.monotonic()
         if not complete and begun < self._next_look:
             return
@@ -94,12 +101,12 @@ class ReadyRooms:
 
 
 class Loading:
-    """Loaders, at work from ``begin`` to the end of the block at the latest."""
+    """The loader threads of a job. They run from ``begin`` until all rooms are loaded, or until the block ends."""
 
     def __init__(self, job: int, rooms: ReadyRooms, using: str, loaders: int) -> None:
         self._job, self._rooms, self._using = job, rooms, using
         self.events = 0
-        """How many are loaded so far."""
+        """Number of events loaded so far, including those of rooms that were left out."""
         self._counting = threading.Lock()
         self._done: queue.SimpleQueue[Loaded | BaseException | None] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -108,7 +115,7 @@ class Loading:
         self._threads: list[threading.Thread] = []
 
     def begin(self) -> None:
-        """Rooms are being worked out now."""
+        """Starts the loaders. Called when Spark begins to compute rooms."""
         for number in range(self._most):
             self._threads.append(threading.Thread(target=self._load, name=f"loader {number}"))
             self._threads[-1].start()
@@ -119,20 +126,20 @@ class Loading:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Loaders end after the batch that they are at."""
+        """Ends the loaders after their current batches, and waits for them."""
         self._ended.set()
         for thread in self._threads:
             thread.join()
 
     def look(self) -> None:
-        """Raises ``LoaderFailed`` when a loader did; for whoever waits for something else meanwhile."""
+        """Raises ``LoaderFailed`` if a loader has failed. Polled while the job waits for Spark."""
         if self._failure is not None:
             raise LoaderFailed(self._failure)
 
     def loaded(self) -> Iterator[Loaded]:
-        """Every batch when it is committed, to the last one, which comes when all rooms are worked out.
+        """Yields each batch after its commit, until all rooms are loaded.
 
-        The first error is raised, and ends the loaders after the batch that they are at.
+        Raises the first error of a loader. The other loaders then end after their current batches.
         """
         at_work = len(self._threads)
         while at_work:
@@ -145,7 +152,7 @@ class Loading:
                 yield done
 
     def _load(self) -> None:
-        """One loader, to the end of the work."""
+        """Loads batches until there are none, the block ends, or a loader fails."""
         try:
             while not self._ended.is_set() and (rooms := self._rooms.take()) is not None:
                 if rooms:
@@ -153,10 +160,10 @@ class Loading:
                 else:
                     self._ended.wait(_WAIT_SECONDS)
             self._done.put(None)
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits for the batch
-            self._failure = error
+        except BaseException as error:  # noqa: BLE001 - passed on to the caller of ``loaded``
+            self._failure = error  # for ``look``, while the job's thread waits for Spark
             self._ended.set()
-            self._done.put(error)
+            self._done.put(error)  # for ``loaded``
         finally:
             connections[self._using].close()
 

@@ -1,7 +1,7 @@
-"""Parsed events as bytes and back: what the rules of a room need to know of an event, without its text (pure).
+"""Parsed events as bytes: everything that the rules of a room need of an event, without its JSON (pure).
 
-An import stages this beside the columns that SQL needs, so a room is read in one column and no field is parsed twice. Only the
-job that wrote the bytes reads them.
+An import stages these bytes beside the columns that SQL needs. So a room is read from one column, and no event is parsed
+twice. Only the job that wrote the bytes reads them.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ _decode = msgspec.msgpack.Decoder(tuple[ParsedEvent, str | None]).decode
 
 
 def pack(event: ParsedEvent) -> bytes:
-    """The event without room, stream ordering and text."""
-    content = json.dumps(event.content) if event.content else None  # integers may be of any size
+    """Returns the event as bytes, without room ID, stream ordering and JSON."""
+    content = json.dumps(event.content) if event.content else None  # as JSON: msgpack's integers end at 64 bits
     return _encode((replace(event, room_id="", stream_ordering=None, json=b"", content=_NOTHING), content))
 
 
 class Unpacker:
-    """Makes events of one room."""
+    """Decoder of the packed events of one room."""
 
     def __init__(self, room_id: str) -> None:
         self._room_id = room_id
 
     def unpack(self, packed: bytes, stream_ordering: int | None) -> ParsedEvent:
-        """An event that ``pack`` was given, with that stream ordering and no text."""
+        """Returns the event that ``pack`` was given, with this room's ID, this stream ordering, and no JSON."""
         event, content = _decode(packed)
-        force_setattr(event, "room_id", self._room_id)  # nobody else has it yet
+        # Events are frozen. Setting fields is safe here, because no other code has this object yet.
+        force_setattr(event, "room_id", self._room_id)
         if stream_ordering is not None:
             force_setattr(event, "stream_ordering", stream_ordering)
         if content is not None:

@@ -1,7 +1,7 @@
-"""First half of an import, on executors: rows of sources -> parsed events in the staging table (no Django).
+"""First half of an import, on executors: parses rows of sources into the staging table of events (no Django).
 
-Every part of a source is a piece of work with a ledger row of its own. A line that cannot be an event is put aside with
-the reason; nothing in a source can end the job, but for the source itself being unreadable.
+Each part of a source is a unit of work with its own row in the ledger. A line that is no valid event goes to the
+quarantine with a reason. No content of a source ends the job. Only a source that cannot be read does.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _ROWS_PER_COPY = 2_000
 
 @dataclass(frozen=True, slots=True)
 class LineWork:
-    """What a task needs to stage a part; the same for all tasks of a job. A task looks ``versions`` up by itself.
+    """The parameters for staging parts, the same for all tasks of a job. Each task sets ``versions`` itself.
 
-    With ``keys`` an event has to be signed, else signatures are not looked at. ``server`` is the site's name: events of its own
-    users were let through when they were made.
+    With ``keys`` an event must be signed; without, signatures are not checked. ``server`` is the site's server name.
+    Events of its own users were accepted when they were made. So they are soft-failed only if the source states it.
     """
 
     job: int
@@ -53,14 +53,17 @@ class LineWork:
 
 @dataclass(frozen=True, slots=True)
 class PartScan:
-    """What a first look at a part tells: its lines (blank ones too), and the room versions that its create events announce."""
+    """The result of scanning a part: its lines, including blank ones, and the room versions that its create events announce."""
 
     lines: int
     versions: Mapping[str, str]
 
 
 class StoredVersions(Mapping[str, str]):
-    """The versions of rooms that the site has, or that the input announces; each is asked for when a bare event needs it."""
+    """Lazy map of room IDs to versions: of the rooms that the site has, then of those that the input announces.
+
+    A room is looked up when the first bare event of it is parsed. Length and iteration cover only rooms that were looked up.
+    """
 
     def __init__(self, cursor: Any, job: int) -> None:
         self._cursor = cursor
@@ -86,16 +89,19 @@ class StoredVersions(Mapping[str, str]):
         return sum(version is not None for version in self._asked.values())
 
     def __bool__(self) -> bool:
-        return True  # not empty, only not asked yet
+        return True  # len() is 0 until the first lookup, but the map is not empty
 
 
 def sequence_number(part: int, line: int) -> int:
-    """The place of a line in the whole input, ascending."""
+    """Returns the place of a line in the whole input. Places ascend by part, then by line."""
     return part * LINES_PER_PART + line
 
 
 def scan_part(part: Part, limit_bytes: int, keys: KeyRing | None = None) -> PartScan:
-    """Count the lines and collect versions, which bare events of other lines need; with ``keys`` from signed ones only."""
+    """Counts the lines of a part, and collects the room versions that bare events of other lines need.
+
+    With ``keys`` only signed create events count.
+    """
     last = 0
     versions: dict[str, str] = {}
     for line in announcing_rows(part, limit_bytes):
@@ -106,8 +112,10 @@ def scan_part(part: Part, limit_bytes: int, keys: KeyRing | None = None) -> Part
 
 
 def stage_part(work: LineWork, number: int, part: Part) -> int:
-    """Parse a part into the staging tables; returns how many lines it has read, 0 when that was done before."""
+    """Parses a part into the staging tables. Returns the number of lines read, or 0 if the part was staged before."""
     with staging_connection(work.dsn) as connection, connection.cursor() as cursor:
+        # Attempts A and B of one task: B's insert waits for A's transaction. If A commits, B finds the row and does nothing.
+        # If A fails, its rows and its ledger row are rolled back together, and B stages the part.
         cursor.execute(
             f"INSERT INTO {table_name(work.job, STEPS.name)} (step, lines) VALUES (%s, 0) ON CONFLICT DO NOTHING",
             [f"part {number}"],
@@ -130,7 +138,7 @@ Rows = list[Sequence[Any]]
 
 
 def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> Iterator[tuple[Rows, Rows]]:
-    """Rows of events and of broken lines, some thousand at a time."""
+    """Yields rows of the tables of events and of broken lines, up to some thousand of both together."""
     events: Rows = []
     broken: Rows = []
     first = sequence_number(part, 0)
@@ -157,15 +165,14 @@ def _parse(line: Line, versions: Mapping[str, str], keys: KeyRing | None) -> Par
     if keys is None:
         return event
     _check(event, keys)
-    if (
-        is_third_party_invite(event) and event.rejected_reason is None
-    ):  # perhaps nobody's server signed it: the rules look
+    # No server's signature may cover such an invite. So the source's word that it was accepted is dropped: event auth decides.
+    if is_third_party_invite(event) and event.rejected_reason is None:
         return structs.replace(event, rejection_given=False)
     return event
 
 
 def _check(event: ParsedEvent, keys: KeyRing) -> None:
-    """Raises ``EventRefused`` for what its servers did not sign."""
+    """Raises ``EventRefused`` if a required signature is missing, or if a create event does not prove its room's version."""
     (refusal,) = check_signatures([event], keys)
     if refusal is not None:
         raise refusal
@@ -178,7 +185,7 @@ def _check(event: ParsedEvent, keys: KeyRing) -> None:
 
 
 def _announced(line: Line, keys: KeyRing | None) -> tuple[str, str] | None:
-    """The room and version of a create event that is to be believed."""
+    """Returns (room ID, room version) if the line is a create event, with ``keys`` only if it is signed. Otherwise null."""
     announced = announced_version(line.content, line.told)
     if announced is not None and keys is not None:
         try:
@@ -189,13 +196,16 @@ def _announced(line: Line, keys: KeyRing | None) -> tuple[str, str] | None:
 
 
 def _detail(refused: EventRefused, line: Line) -> str:
-    """Why; of a table's row also which event, since nobody counts its rows."""
+    """Returns the reason of a refusal.
+
+    For a row of a table it also names the event, because such rows have no line number to look up.
+    """
     event_id = line.told.get("event_id") if line.told else None
     return _text(f"{event_id}: {refused.detail}" if event_id else refused.detail)
 
 
 def _text(detail: str) -> str:
-    """What a text column takes."""
+    """Returns the first 1,000 characters, with NUL and lone surrogates escaped, because a text column cannot store these."""
     return detail.replace("\0", "\\0")[:1000].encode("utf-8", "backslashreplace").decode()
 
 

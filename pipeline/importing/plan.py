@@ -1,6 +1,7 @@
-"""Between the two halves of an import: what of the staged lines is new, and which rooms are to be worked out (driver).
+"""The plan of an import, between its two halves: which staged events are new, and which rooms to compute (driver).
 
-Set-based SQL on the staging tables, in one transaction with a ledger row, so a resumed job finds it done or not begun.
+It is SQL over whole staging tables, in one transaction with a row in the ledger. So a resumed job finds the plan complete or
+not begun.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ ROOM_PURGED = "room-purged"
 VERSION_DIFFERS = "room-version-differs"
 MOST_QUARANTINED = 1_000_000
 _CREATED = "created, format 3"
-"""With the format of what is staged (``packed`` and the columns): count it up when that changes, so that a job which an
-earlier version staged begins anew instead of being misread."""
+"""Ledger step, with the version of the staging format (``packed`` and the columns). Increase the number when the format changes.
+Then a job that an earlier version staged starts again, and its bytes are not misread."""
 _PLANNED = "planned"
 
-#: Each event once: of equal IDs the first that is no outlier, rather one whose content is that of its hash, and none that
-#: the site has already, unless as an outlier.
+#: Selects each event once. Of lines with the same event ID the first wins, but a non-outlier goes before an outlier, and then a
+#: matching content hash before a wrong one. Events that are stored are left out, except that a stored outlier can become a
+#: full event of the same room.
 _KEEP_NEW = """
 CREATE UNLOGGED TABLE {new} AS
 SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering
@@ -57,7 +59,7 @@ WHERE NOT EXISTS (
 )
 ORDER BY e.event_id, e.outlier, NOT e.fits, e.seq
 """
-#: A room has one version: that of its create event, else the one that most of its events name.
+#: A room has one version: that of its create event, otherwise the one that most of its events state.
 _OTHER_VERSIONS = """
 WITH counted AS (
     SELECT room_id, room_version, count(*) AS events, bool_or(type = 'm.room.create') AS creates
@@ -74,7 +76,7 @@ INSERT INTO {broken} (seq, reason, detail)
 SELECT seq, %(reason)s, 'said to be of version ' || room_version || ', but room ' || room_id || ' has version ' || room_has
 FROM taken
 """
-#: New events of rooms that the site has, in the order in which they are to be stored: history first, from its newest event.
+#: New events of existing rooms, in the order in which to store them: history first, from its newest event.
 _KNOWN_ROOMS = """
 WITH taken AS (
     DELETE FROM {new} k USING events_room r WHERE k.room_id = r.room_id RETURNING k.seq, k.stream_ordering
@@ -87,7 +89,7 @@ SELECT row_number() OVER (
         CASE WHEN backward THEN seq END DESC, stream_ordering NULLS LAST, seq
 ), seq, backward FROM told
 """
-#: New events of rooms that came to be while this job worked, or that were purged and may not be made again.
+#: New events of rooms that were created while this job ran, that are still being purged, or that are blocked.
 _GIVE_UP = """
 WITH taken AS (
     DELETE FROM {kept} k WHERE k.room_id = ANY(%(rooms)s) RETURNING k.seq, k.room_id, k.event_id
@@ -105,7 +107,7 @@ CREATE UNLOGGED TABLE {room} AS
 SELECT row_number() OVER (ORDER BY min(stream_ordering) NULLS LAST, min(seq)) AS room_no, room_id, count(*) AS events
 FROM {new} GROUP BY room_id
 """
-#: The events of a room stand together, in the order in which they come.
+#: Physically sorted: the rows of a room are adjacent, in their order.
 _KEEP_IN_ORDER = """
 CREATE UNLOGGED TABLE {kept} AS
 SELECT k.*, r.room_no FROM {new} k JOIN {room} r USING (room_id)
@@ -125,7 +127,7 @@ ORDER BY b.seq LIMIT %(most)s
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoom:
-    """A room that is to be worked out: its number in the job, in the order of loading."""
+    """A room to compute. ``room_no`` is its number in the job, and rooms are loaded in that order."""
 
     room_no: int
     room_id: str
@@ -138,10 +140,10 @@ def _named(sql: str, job: int) -> str:
 
 
 def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
-    """Make the job's staging tables, unless they are there with their ledger.
+    """Creates the job's staging tables, unless they exist with a matching row in the ledger.
 
-    They are made anew after a crash of PostgreSQL, and when another version of this program filled them, or other keys verified
-    what is in them (``signatures``).
+    They are dropped and created again if PostgreSQL emptied them after a crash, if another version of this program filled
+    them, or if their events were verified with other keys (``signatures``).
     """
     created = f"{_CREATED}, signatures {signatures}"
     if _step_done(cursor, job, created):
@@ -149,14 +151,14 @@ def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
     drop_staging(cursor, [job])
     for table in STAGED_TABLES:
         cursor.execute(table.ddl(job))
-    for table in RESULT_TABLES[1:]:
+    for table in RESULT_TABLES[1:]:  # the first, result_room, is found by its primary key
         name = table_name(job, table.name)
         cursor.execute(f"CREATE INDEX {name}_room ON {name} (room_no)")
     _step(cursor, job, created)
 
 
 def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:
-    """Drop all staging tables of these jobs."""
+    """Drops all staging tables of these jobs."""
     for job in jobs:
         cursor.execute(
             "SELECT tablename FROM pg_tables WHERE starts_with(tablename, %s) AND schemaname = current_schema()",
@@ -167,7 +169,10 @@ def drop_staging(cursor: Any, jobs: Sequence[int]) -> None:
 
 
 def leftover_staging(cursor: Any, kind: str) -> list[int]:
-    """Jobs of a kind that are over, not to be resumed, and left tables: cancelled when their process was dead, for instance."""
+    """Returns the jobs of a kind that are done or cancelled and still have staging tables.
+
+    That happens, for instance, when a job is cancelled after its process was killed.
+    """
     cursor.execute(
         """
         SELECT DISTINCT job.id FROM pg_tables
@@ -181,7 +186,7 @@ def leftover_staging(cursor: Any, kind: str) -> list[int]:
 
 
 def store_versions(cursor: Any, job: int, versions: Mapping[str, str]) -> None:
-    """Write down what create events announce; what was announced before stays."""
+    """Stores the room versions that create events announce. The first version stored for a room wins."""
     cursor.execute(
         f"INSERT INTO {table_name(job, VERSIONS.name)} (room_id, room_version) "
         "SELECT * FROM unnest(%s::text[], %s::text[]) ON CONFLICT DO NOTHING",
@@ -190,9 +195,9 @@ def store_versions(cursor: Any, job: int, versions: Mapping[str, str]) -> None:
 
 
 def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
-    """Decide what is new, what of it is for rooms that are here, and number the others.
+    """Selects the new events, sets those of existing rooms aside, and numbers the other rooms.
 
-    Called in a transaction, after all lines are staged.
+    The caller has a transaction open, and all lines are staged. A plan that exists is kept.
     """
     if _step_done(cursor, job, _PLANNED):
         return
@@ -214,29 +219,32 @@ def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
 
 
 def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
-    """All rooms of the plan, in the order of loading."""
+    """Returns all rooms of the plan, in the order of loading."""
     cursor.execute(_named("SELECT room_no, room_id, events FROM {room} ORDER BY room_no", job))
     return [PlannedRoom(*row) for row in cursor.fetchall()]
 
 
 def analyze_results(cursor: Any, job: int) -> None:
-    """Tell PostgreSQL how many rows the rooms have that are worked out by now; nobody else does.
+    """Updates PostgreSQL's statistics of the result tables, for which autovacuum is off.
 
-    Rows are found by their room, and joined as the statements say: nothing else of them has to be known.
+    Only the room's number needs statistics: rows are found by it, and the statements of loading fix the order of joins.
     """
     for table in RESULT_TABLES:
         cursor.execute(f"ANALYZE {table_name(job, table.name)} (room_no)")
 
 
 def give_up_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
-    """Put aside what is new of rooms that could not be made: somebody else did meanwhile, or nobody may."""
+    """Puts the new events of these rooms into the quarantine.
+
+    These are rooms that another process created meanwhile, that are still being purged, or that are blocked.
+    """
     cursor.execute(_named(_GIVE_UP, job), {"known": ROOM_KNOWN, "purged": ROOM_PURGED, "rooms": list(rooms)})
 
 
 def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[int]) -> int:
-    """Write the quarantine of the job, with file and line; ``lines`` are those of each part. Returns its size.
+    """Replaces the job's quarantine, with file and line of each entry. Returns the number of broken lines.
 
-    The first million lines are written down; all are counted.
+    ``lines`` are the numbers of lines of the parts. At most ``MOST_QUARANTINED`` lines are stored, and all are counted.
     """
     before, counted = [], 0
     for number, part in enumerate(parts):

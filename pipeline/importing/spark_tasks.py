@@ -1,7 +1,7 @@
-"""The Spark side of an import: one task for each part of a file, and for each handful of rooms.
+"""The Spark tasks of an import: one for each part of a source, and one for each pack of rooms.
 
-Tasks are numbered and given to Spark in order, largest first where sizes differ. What runs in the executors is imported by
-name from the pure modules; only plain values travel.
+Tasks are numbered, and Spark starts them in that order. Packs of large rooms come first. Executors import their code by name
+from the pure modules, so a task carries plain values only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVENTS_PER_TASK = 20_000
 def scan_parts(
     spark: SparkSession, parts: Sequence[Part], limit_bytes: int, keys: KeyRing | None = None
 ) -> list[PartScan]:
-    """Look at every part once; the answers are in the order of the parts."""
+    """Scans each part for its number of lines and for room versions. Returns one result for each part, in their order."""
 
     def scan(number: int) -> str:
         found = scan_part(parts[number], limit_bytes, keys)
@@ -39,7 +39,7 @@ def scan_parts(
 
 
 def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> None:
-    """Parse every part into the staging tables."""
+    """Parses all parts into the staging tables."""
 
     def stage(number: int) -> str:
         return str(stage_part(work, number, parts[number]))
@@ -48,7 +48,7 @@ def stage_parts(spark: SparkSession, work: LineWork, parts: Sequence[Part]) -> N
 
 
 def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[PlannedRoom]]) -> None:
-    """Work out every room into the staging tables."""
+    """Computes the rows of all rooms and stores them in the staging tables."""
 
     def stage(number: int) -> str:
         rooms = [(room.room_no, room.room_id, room.events) for room in packs[number]]
@@ -58,7 +58,10 @@ def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[Pl
 
 
 def pack_rooms(rooms: Sequence[PlannedRoom], events: int = EVENTS_PER_TASK) -> list[list[PlannedRoom]]:
-    """Rooms in tasks of about equal size, the largest first, so that no large room is left for the end."""
+    """Returns the rooms in packs of at most ``events`` events, the largest rooms first. A larger room is a pack of its own.
+
+    Large rooms come first, so that no task is left running alone at the end.
+    """
     packs: list[list[PlannedRoom]] = []
     size = events
     for room in sorted(rooms, key=lambda room: -room.events):

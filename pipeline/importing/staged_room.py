@@ -1,4 +1,4 @@
-"""The staged events of one room, as the rules of a room ask for them (no Django): all at hand, or a chunk at a time."""
+"""The staged events of one room, for the rules of ``events.history``: all in memory, or a chunk at a time (no Django)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _NOT_GIVEN = 0
 
 
 class RoomEvents(EventSource, Protocol):
-    """Events of a room that know their places in the input."""
+    """Events of a room, with their places in the input. Events are numbered from 0 in stream order."""
 
     def check(self) -> None:
-        """Raises ``HistoryError`` when they are not of one room."""
+        """Raises ``HistoryError`` if the events are not all of one room."""
         ...
 
     def places(self, first: int, end: int) -> Sequence[int]:
-        """Where these events stood in the input."""
+        """Returns the places in the input of the events ``first`` to ``end`` (exclusive)."""
         ...
 
     def given_orderings(self, first: int, end: int) -> Sequence[int | None]:
-        """The stream orderings that were given with them."""
+        """Returns the stream orderings that the source gave for these events, null where it gave none."""
         ...
 
 
 class PlacedEvents(GivenEvents):
-    """Events that are all at hand."""
+    """Events of a room that are all in memory."""
 
     def __init__(self, places: Sequence[int], given: Sequence[int | None], events: Sequence[ParsedEvent]) -> None:
-        """Of each its place, the stream ordering that was given, and the event."""
+        """Takes for each event its place, the stream ordering that the source gave, and the event."""
         self._places, self._given = places, given
         super().__init__(events)
 
@@ -52,17 +52,17 @@ class PlacedEvents(GivenEvents):
 
 
 class StagedEvents:
-    """Events that are read from the staging tables of a job when they are asked for."""
+    """Events of a room that are read from a job's staging tables on demand."""
 
     def __init__(self, connection: Any, job: int, room_no: int, stream_ordering: int | None) -> None:
-        """``stream_ordering``: that of all events, instead of what was given."""
+        """Reads the places and stream orderings of all events. A ``stream_ordering`` replaces that of every event."""
         self._connection = connection
         self._kept, self._event = table_name(job, "kept"), table_name(job, STAGED_EVENTS.name)
         self._room_no, self._stream_ordering = room_no, stream_ordering
         self._places, self._given = array("q"), array("q")
         for place, given in self._stream(f"SELECT seq, stream_ordering FROM {self._kept} WHERE room_no = %s {_ORDER}"):
             self._places.append(place)
-            self._given.append(given or _NOT_GIVEN)
+            self._given.append(given or _NOT_GIVEN)  # an array of integers holds no null
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT room_id, room_version FROM {self._kept} WHERE room_no = %s LIMIT 1", [room_no])
             room_id, version = cursor.fetchone()
@@ -73,7 +73,7 @@ class StagedEvents:
         return len(self._places)
 
     def check(self) -> None:
-        """The plan has chosen them by room and version."""
+        """Does nothing, because the plan has selected the events by room and version."""
 
     def places(self, first: int, end: int) -> Sequence[int]:
         return self._places[first:end]
@@ -101,7 +101,7 @@ class StagedEvents:
         return [found[place] for place in places]
 
     def _fetch(self, places: Sequence[int]) -> Iterator[ParsedEvent]:
-        """Equal names among them are one string."""
+        """Yields the events at these places, in their order. Equal names among them share one string."""
         sql = f"SELECT seq, stream_ordering, packed FROM {self._event} WHERE seq = ANY(%s)"
         rows = {place: (given, packed) for place, given, packed in self._rows(sql, places)}
         unpack, everywhere = Unpacker(self.room_id).unpack, self._stream_ordering

@@ -1,11 +1,11 @@
-"""The staging tables of an import: their columns, their names, and how rows get into them (no Django).
+"""The staging tables of an import: names, columns, and functions that write rows (no Django).
 
-Staging tables are UNLOGGED and belong to one job, which is part of their names: a task that finishes late can never write
-into another job's tables, and whatever a killed job left is found by prefix. PostgreSQL empties them after a crash of its
-own; the ledger table goes with them, so the job then begins anew.
+Staging tables are UNLOGGED. Each belongs to one job, whose number is part of the name. So a late task cannot write into
+another job's tables, and the tables of a killed job are found by prefix. After a crash PostgreSQL empties them, and the
+ledger with them, so the job begins again.
 
-Every task writes its rows and its ledger row in one transaction; a task that is repeated finds its ledger row and does
-nothing. So staged rows exist exactly once, whatever Spark retries.
+Each task writes its rows and its row in the ledger in one transaction. A repeated task finds that row and does nothing.
+So staged rows exist exactly once, however often Spark retries.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ __all__ = [
 
 PREFIX = "pipeline_stage_"
 ROOMY = "SET LOCAL work_mem = '64MB'"
-"""For transactions of the driver that sort and join many rows: there are a few at a time."""
+"""For transactions that sort and join many rows. Only a few run at a time."""
 _ROWS_PER_COPY = 5_000
 OWN_COLUMNS = tuple(name for name in EVENT_COLUMNS if name != "room_id")
-"""Columns of an event that are not its room's."""
+"""Columns of an event, without the room ID."""
 _EVENT_KINDS = {
     **dict.fromkeys(("outlier", "soft_failed", "state_unresolved"), "boolean"),
     **dict.fromkeys(("topological_ordering", "origin_server_ts", "state_group"), "bigint"),
@@ -57,18 +57,18 @@ _EVENT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class StagedTable:
-    """A staging table: the part of its name behind the job's, and its columns with their SQL types."""
+    """A staging table: the part of its name after the job's number, and its columns as (name, SQL type)."""
 
     name: str
     columns: tuple[tuple[str, str], ...]
 
     def ddl(self, job: int) -> str:
-        """The statement that makes it."""
+        """Returns the statement that creates the table for a job."""
         columns = ", ".join(f'"{name}" {_sql_type(kind)}' for name, kind in self.columns)
         return f"CREATE UNLOGGED TABLE {table_name(job, self.name)} ({columns}) WITH ({_STORED})"
 
     def arrow_schema(self) -> pa.Schema:
-        """The same columns for Arrow."""
+        """Returns the same columns as an Arrow schema."""
         import pyarrow as pa  # noqa: PLC0415 - only where rows are written
 
         types = {
@@ -83,11 +83,11 @@ class StagedTable:
 
 _KEY = " PRIMARY KEY"
 _STORED = "autovacuum_enabled = false, toast_tuple_target = 8160"
-"""Rows are written once and read twice: nothing is compressed that fits a page, and nobody cleans up behind them."""
+"""Rows are written once and read twice. So values that fit a page are not compressed, and there is no vacuum."""
 
 
 def _sql_type(kind: str) -> str:
-    """Identifiers are compared by code point, as in the tables they go to."""
+    """Returns the type with collation "C" for text: identifiers are compared by code point, as in the final tables."""
     words = kind.split(" ", 1)
     if words[0].startswith("text"):
         words[0] += ' COLLATE "C"'
@@ -99,7 +99,7 @@ def _table(name: str, **columns: str) -> StagedTable:
 
 
 STEPS = _table("step", step="text PRIMARY KEY", lines="bigint", seconds="bigint")
-"""The ledger: one row for every finished piece of work."""
+"""The ledger: one row for each finished step or part."""
 STAGED_EVENTS = _table(
     "event",
     seq="bigint",
@@ -113,15 +113,16 @@ STAGED_EVENTS = _table(
     packed="bytea",
     json="bytea",
 )
-"""Events as parsed; ``seq`` is the place in the input: part number and line number within the part.
+"""Parsed events. ``seq`` is the place in the input (``sequence_number``).
 
-The columns are what the plan needs (``fits``: the content does its hash), ``packed`` is for the rules of the room. Rooms are
-mixed in an input, so a room is read with a page for every event: it is done once for ``packed`` and once for ``json``.
+The plan needs the other columns, and the rules of the room need ``packed``. ``fits`` says that the content matches its hash.
+Rooms are mixed in an input, so reading a room may touch one page for each event. That happens twice: for ``packed`` and for
+``json``.
 """
 VERSIONS = _table("version", room_id="text PRIMARY KEY", room_version="text")
-"""Room versions that create events announce to bare events of other lines."""
+"""Room versions that create events announce, for bare events of other lines."""
 BROKEN = _table("broken", seq="bigint", reason="text", detail="text", content="bytea")
-"""Lines that are not loaded."""
+"""The quarantine of the job: lines that are not loaded, with the reason."""
 RESULT_TABLES = (
     _table(
         "result_room",
@@ -182,22 +183,24 @@ RESULT_TABLES = (
     ),
     _table("result_visibility", room_no="bigint", user_id="text", kind="text", first="bigint", last="bigint"),
 )
-"""What follows from a room's history, by table; ``index`` and ``number`` are the room's own until IDs are reserved.
+"""Tables with the computed rows of rooms. ``index`` numbers a room's events and ``number`` its state groups, from 0 in each room.
+When the room is loaded, they are mapped to IDs of the site.
 
-Of events there is everything but the JSON: prev events but of outliers, auth events of state events.
+``result_event`` has all columns of events but the JSON. Outliers have no prev events there, and only state events have auth
+events.
 """
 WORKING = _table("working", room_no="bigint PRIMARY KEY", events="bigint")
-"""How far large rooms are that are being worked out."""
+"""Progress of large rooms: the number of events done."""
 STAGED_TABLES = (STEPS, VERSIONS, STAGED_EVENTS, BROKEN, WORKING, *RESULT_TABLES)
 
 
 def table_name(job: int, name: str) -> str:
-    """The name of a job's staging table."""
+    """Returns the name of a job's staging table."""
     return f"{PREFIX}{job}_{name}"
 
 
 def connect(dsn: str) -> Any:
-    """A connection of a task, which works out rows between its statements, for as long as that takes."""
+    """Returns a connection for a task. Sessions have no timeouts, because a task may compute for long between its statements."""
     connection = psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
     with connection, connection.cursor() as cursor:
         cursor.execute(NO_LIMITS_IN_SESSION)
@@ -206,7 +209,7 @@ def connect(dsn: str) -> Any:
 
 @contextmanager
 def staging_connection(dsn: str) -> Iterator[Any]:
-    """A connection of a task, in a transaction that is committed at the end of the block."""
+    """Yields a connection for a task, in a transaction that commits at the end of the block."""
     connection = connect(dsn)
     try:
         with connection:
@@ -218,13 +221,13 @@ def staging_connection(dsn: str) -> Iterator[Any]:
 
 
 def copy_rows(cursor: Any, job: int, table: StagedTable, rows: Sequence[Sequence[Any]]) -> None:
-    """Append rows, in the order of the table's columns, by binary COPY."""
+    """Appends rows by binary COPY, each in the order of the table's columns."""
     for start in range(0, len(rows), _ROWS_PER_COPY):
         copy_columns(cursor, job, table, [*zip(*rows[start : start + _ROWS_PER_COPY], strict=True)])
 
 
 def copy_columns(cursor: Any, job: int, table: StagedTable, columns: Sequence[Sequence[Any]]) -> None:
-    """The same of some thousand rows at once, given as columns."""
+    """Appends some thousand rows at once, given as one sequence for each column."""
     import pgpq  # noqa: PLC0415 - only where rows are written
     import pyarrow as pa  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""Second half of an import, on executors: a room's staged events -> the rows of every table (no Django).
+"""Second half of an import, on executors: computes the rows of all tables from a room's staged events (no Django).
 
-The rules are ``events.history.rows``; the JSON text of events stays where it is. A task holds a chunk of the extracted
-fields of one room (``pipeline.importing.staged_room``), what is carried on to the next one, and some thousand of the resulting
-rows.
+The rules are those of ``events.history.rows``. The JSON of events stays in the staging table. A task holds in memory: the
+extracted fields of a chunk of one room (``pipeline.importing.staged_room``), what later chunks need of earlier ones, and
+some thousand of the resulting rows.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ _RESULT_EVENT = next(table for table in RESULT_TABLES if table.name == "result_e
 _ROWS_PER_FETCH = 5_000
 _ROWS_PER_COPY = 5_000
 _EVENTS_PER_GROUP = 5_000
+#: Any negative stream ordering makes an event a backfilled one.
 _BACKWARD = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RoomWork:
-    """What a task needs to work out rooms; the same for all tasks of a job.
+    """The parameters for computing rooms, the same for all tasks of a job.
 
     A room of more than ``chunk`` events is read in chunks.
     """
@@ -58,15 +59,15 @@ class RoomWork:
 
 
 def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
-    """Work out rooms, given as (number, ID, events), over one connection; returns how many events they have.
+    """Computes the rows of rooms, given as (number, ID, events). Returns the number of events of the rooms that it computed.
 
-    Small rooms share a transaction; each is written down as done in ``result_room``, and then left alone.
+    Small rooms share a transaction. A finished room has a row in ``result_room``, and is skipped when a task is repeated.
     """
     large = {number: events for number, _, events in rooms if events > work.chunk}
     done = 0
     with closing(connect(work.dsn)) as connection:
         for group in _groups(rooms, min(_EVENTS_PER_GROUP, work.chunk)):
-            with connection, collector_paused():  # a transaction
+            with connection, collector_paused():  # one transaction for each group
                 numbers = _unfinished(connection, work, group)
                 if numbers and numbers[0] in large:
                     done += _stage_large(connection, work, numbers[0], large[numbers[0]])
@@ -76,7 +77,7 @@ def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
 
 
 def _groups(rooms: Iterable[tuple[int, str, int]], most: int) -> Iterator[list[int]]:
-    """Numbers of rooms that are worked out together: so many events at most, or one room of more."""
+    """Yields the numbers of rooms that share a transaction: at most ``most`` events together, or one larger room."""
     group: list[int] = []
     size = 0
     for number, _, events in rooms:
@@ -110,10 +111,9 @@ def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int
 
 
 def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, PlacedEvents]]:
-    """Room after room, its events in the order of their stream orderings, else of the lines.
-
-    The short rows of ``kept`` are sorted, and then the staged events looked up one by one: never are all rooms' events read.
-    """
+    """Yields room after room. Its events are ordered by stream ordering, those without one last, then by place in the input."""
+    # Sort the short rows of ``kept`` first, then look up each staged event. OFFSET 0 keeps the planner from turning this into
+    # a join that reads the events of all rooms.
     order = "room_no, stream_ordering NULLS LAST, seq"
     with connection.cursor(name="rooms") as cursor:
         cursor.itersize = _ROWS_PER_FETCH
@@ -130,7 +130,7 @@ def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[t
 
 
 def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> int:
-    """One room that is read in chunks; how far it is stands in a table, for those who wait."""
+    """Computes one room in chunks. Its progress goes through a second connection, so that it is visible before the commit."""
     backward = _BACKWARD if work.as_history else None
     with closing(connect(work.dsn)) as telling, connection.cursor() as cursor:
         telling.autocommit = True
@@ -144,7 +144,10 @@ def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> i
 
 
 class _Progress:
-    """How far a large room is: an event counts half when it is judged, and half when its rows are written."""
+    """Progress of a large room, in the table ``working``.
+
+    An event counts half when its event auth is done, and half when its rows are written.
+    """
 
     def __init__(self, connection: Any, job: int, number: int) -> None:
         self._connection, self._number = connection, number
@@ -155,18 +158,18 @@ class _Progress:
         self._judged = 0
 
     def judged(self, events: int) -> None:
-        """So many by now."""
+        """Stores the number of events for which event auth is done."""
         self._judged = events
         self.written(0)
 
     def written(self, events: int) -> None:
-        """So many by now."""
+        """Stores the number of events whose rows are written."""
         with self._connection.cursor() as cursor:
             cursor.execute(self._sql, [self._number, (self._judged + events) // 2])
 
 
 class _Results:
-    """Rows on their way into the staging tables, some thousand at a time."""
+    """Buffer of rows for the staging tables, written by COPY some thousand at a time."""
 
     def __init__(self, cursor: Any, job: int) -> None:
         self._cursor, self._job = cursor, job
@@ -176,7 +179,7 @@ class _Results:
         self._events: list[list[Any]] = [[] for _ in _RESULT_EVENT.columns]
 
     def add(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Rows of a table, in the order of its columns."""
+        """Adds rows of a table, each in the order of its columns."""
         table, waiting = self._rows[name]
         left = iter(rows)
         while more := list(itertools.islice(left, _ROWS_PER_COPY - len(waiting))):
@@ -186,7 +189,10 @@ class _Results:
                 waiting.clear()
 
     def add_events(self, columns: Sequence[Sequence[Any]]) -> None:
-        """Some thousand rows of ``result_event`` as columns: they are most of all rows, and turning them costs time."""
+        """Adds rows of ``result_event``, given as columns.
+
+        Most rows are of this table. As columns they need not be transposed for Arrow.
+        """
         for waiting, more in zip(self._events, columns, strict=True):
             waiting.extend(more)
         if len(self._events[0]) >= _ROWS_PER_COPY:
@@ -199,7 +205,7 @@ class _Results:
             waiting.clear()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Writes the rows that are left in the buffer."""
         self._flush_events()
         for table, waiting in self._rows.values():
             copy_rows(self._cursor, self._job, table, waiting)
@@ -209,7 +215,10 @@ class _Results:
 def _work_out(
     room_no: int, room: RoomEvents, results: _Results, chunk: int = EVENTS_PER_CHUNK, progress: _Progress | None = None
 ) -> None:
-    """Rows of one room. A room that contradicts itself is put aside whole: half of it is not the truth either."""
+    """Adds the rows of one room.
+
+    A room that contradicts itself goes to the quarantine with all its events, because a part of it would give a wrong room.
+    """
     try:
         room.check()
         history = RoomHistory(room, chunk, progress.judged if progress is not None else lambda _: None)
@@ -245,7 +254,7 @@ def _room(room_no: int, room: RoomEvents, history: RoomHistory) -> Sequence[Any]
 
 
 def _event_columns(room_no: int, room: RoomEvents, part: EventPart) -> Sequence[Sequence[Any]]:
-    """The columns of ``result_event``: of prev events and auth events there is what is stored."""
+    """Returns the columns of ``result_event``. Outliers have no prev events there, and only state events have auth events."""
     first, events = part.first, part.events
     end = first + len(events)
     return (
@@ -261,7 +270,7 @@ def _event_columns(room_no: int, room: RoomEvents, part: EventPart) -> Sequence[
 
 
 def _more(history: RoomHistory) -> dict[str, Iterable[Sequence[Any]]]:
-    """Rows of the other tables, without the room's number."""
+    """Returns the rows of the other result tables, without the room's number."""
     return {
         "result_forward": ((event_id,) for event_id in history.forward_extremities()),
         "result_backward": ((event_id,) for event_id in history.backward_extremities()),

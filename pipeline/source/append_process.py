@@ -1,8 +1,8 @@
-"""A process that appends what Spark tasks have staged, and ends: ``python -m pipeline.source.append_process``.
+"""Process that appends rows staged by Spark tasks: ``python -m pipeline.source.append_process``.
 
-It is told what to do by one JSON object on its standard input, and needs no Django settings of the site: it makes its own
-from the connection string. So it does not know ``REPLSITE_WRITERS``; the name that it writes under is given with the work.
-Exit status 1 with a last line on stderr that says why nothing was appended.
+It reads its work as one JSON object from standard input. It does not load the site's Django settings, but makes its own
+from the connection string. So it does not know ``REPLSITE_WRITERS``, and the work contains the writer's name. Exit status
+1 means that nothing was appended. The last line on stderr says why.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _USING = "default"
 
 
 def database_settings(dsn: str) -> dict[str, Any]:
-    """Django's settings of the database that a libpq connection string names."""
+    """Returns Django's settings for the database of a libpq connection string."""
     parts = psycopg2.extensions.parse_dsn(dsn)
     named = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
     found: dict[str, Any] = {key: parts.pop(name, "") for key, name in named.items()}
@@ -30,7 +30,7 @@ def database_settings(dsn: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Append what standard input says."""
+    """Appends the write that standard input describes, and drops old staging tables. Returns the exit status."""
     work = json.load(sys.stdin)
     settings.configure(
         DATABASES={_USING: database_settings(work["dsn"])},

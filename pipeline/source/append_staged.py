@@ -1,8 +1,8 @@
-"""Appending rows that Spark tasks have staged: one transaction, IDs from the stream's own writer (with Django).
+"""Appends rows that Spark tasks have staged, in one transaction (with Django).
 
-Called in a process that is a writer and keeps no cached values (``pipeline.source.append_process``). IDs are reserved after
-everything that can be refused was looked at, so other writers' readers wait for the insert only. The row in ``SourceWrite`` is
-written in the same transaction: a write whose name is there was done, and is not done again.
+Runs in a process that is a writer of the stream and keeps no cached values (``pipeline.source.append_process``). IDs come
+from that writer, like those of any other fact. A write is done once: its row in ``SourceWrite`` commits together with the
+facts, and a repeated write finds that row and appends nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 @dataclass(frozen=True, slots=True)
 class StagedWrite:
-    """What is to be appended: attempts of tasks with the rows that each has staged, in the order of the facts."""
+    """The rows to append as facts: the staging table, and (attempt, rows) of each task, in the order of the facts."""
 
     stream: str
     write_id: str
@@ -55,13 +55,16 @@ class StagedWrite:
 
     @property
     def facts(self) -> int:
-        """How many there are."""
+        """Returns the number of facts of all attempts."""
         return sum(rows for _, rows in self.attempts)
 
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """What a write has appended; ``first`` and ``last`` are null for a write of nothing."""
+    """The result of a write: number of facts, first and last ID. Both IDs are null if the write had no rows.
+
+    ``done_before`` says that an earlier write under the same ``write_id`` appended these facts.
+    """
 
     facts: int
     first: int | None = None
@@ -70,12 +73,17 @@ class Appended:
 
 
 def append_staged(write: StagedWrite, using: str) -> Appended:
-    """Append the facts, or find that it was done before; then drop what was staged. Raises ``FactsNotAppended``."""
+    """Appends the facts unless an earlier write under this ``write_id`` did, then drops the staging table.
+
+    Raises ``FactsNotAppended`` if staged rows are missing, or if the ``write_id`` was used for another stream.
+    """
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_FORGET)
+        # A and B append under the same write_id. B's insert waits until A's transaction ends. If A commits, B gets no row
+        # back and reports A's facts. If A rolls back, B's insert succeeds and B appends.
         cursor.execute(_TAKE, {"write_id": write.write_id, "stream": write.stream})
         appended = _append(cursor, write, using) if cursor.fetchone() else _done_before(cursor, write)
-    _drop(write.staging, using)
+    _drop(write.staging, using)  # after the commit: a table that cannot be dropped must not undo the append
     return appended
 
 
@@ -95,6 +103,8 @@ def _append(cursor: Any, write: StagedWrite, using: str) -> Appended:
     ids: list[int] = []
     if write.facts > _FACTS_PER_STATEMENT:
         cursor.execute(f"CREATE INDEX ON {write.staging} (attempt, place)")
+    # From the first reservation to the commit, the linear position waits for this transaction. So everything that can be
+    # refused was checked above.
     for count in _shares(write.facts, _FACTS_PER_STATEMENT):
         with stream.reserve(count, using) as reservation:
             _insert(cursor, write, stream, reservation.ids, len(ids), current_writer(using).name)
@@ -114,7 +124,7 @@ def _shares(whole: int, most: int) -> Iterator[int]:
 
 
 def _check_staged(cursor: Any, write: StagedWrite) -> None:
-    """Everything that the tasks said they staged is there."""
+    """Raises ``FactsNotAppended`` if an attempt has fewer rows in the staging table than its task reported."""
     cursor.execute(_EXISTS, [write.staging])
     found: dict[int, int] = {}
     if cursor.fetchone()[0]:
@@ -131,7 +141,10 @@ def _check_staged(cursor: Any, write: StagedWrite) -> None:
 
 
 def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int], done: int, writer: str) -> None:
-    """The facts behind the first ``done`` under these IDs, in the order of attempts and places."""
+    """Inserts the next facts under these IDs, after the ``done`` facts that were inserted before.
+
+    Facts are in the order of ``write.attempts``, and within an attempt by place.
+    """
     table = stream.declaration.tables[0]
     kinds = {column.name: column.kind for column in table.stored}
     values = "".join(
@@ -165,7 +178,7 @@ def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int],
 
 
 def _bases(attempts: Sequence[tuple[int, int]]) -> list[int]:
-    """How many facts stand before each attempt's."""
+    """Returns for each attempt the number of facts before its first one."""
     bases, before = [], 0
     for _, rows in attempts:
         bases.append(before)
@@ -195,9 +208,9 @@ def _quoted(name: str) -> str:
 
 
 def sweep(using: str) -> list[str]:
-    """Drop staging tables that are a day old and that no task is writing to; their names.
+    """Drops staging tables that are more than a day old, and returns their names. Tables that a task is writing to are kept.
 
-    A write that is still under way after that finds its rows gone and fails as a whole.
+    A write that is still under way at that age loses its rows. It fails as a whole.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(_NOW)
@@ -210,16 +223,19 @@ def sweep(using: str) -> list[str]:
 def _made_at(name: str, now: int) -> int:
     try:
         return int(name.removeprefix(PREFIX).partition("_")[0], 16)
-    except ValueError:  # not ours
+    except ValueError:  # not one of our staging tables: treated as new, so it is kept
         return now
 
 
 def _drop(staging: str, using: str) -> bool:
-    """Drop a staging table unless a late task is writing to it, or it is not ours to drop: no write fails by that."""
+    """Drops a staging table. Returns false if that failed, because a late task locks it or another user owns it.
+
+    A failure here never fails the write.
+    """
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute("SET LOCAL lock_timeout = '2s'")
             cursor.execute(f"DROP TABLE IF EXISTS {staging}")
-    except Error:  # locked, as a rule: a later sweep finds it
+    except Error:  # usually the lock timeout; a later sweep drops the table
         return False
     return True

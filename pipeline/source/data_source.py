@@ -1,22 +1,28 @@
-"""The Spark data source ``replsite``: a stream's facts as rows, in batch and in micro-batches, and appended. No Django.
+"""The Spark data source ``replsite``: facts of a stream as rows, in batches and micro-batches, and appended (no Django).
 
     from pipeline.source.data_source import register
     register(spark)
     spark.readStream.format("replsite").option("dsn", DSN).option("stream", "events").load()
 
-Options of reading: ``dsn`` (libpq), ``stream``, ``view`` (``writer``: each writer's facts as soon as they are complete;
-``linear``: in the order of IDs over all writers), ``maxRows`` (rows a micro-batch, default 100000; 0: no limit),
-``rowsPerPartition`` (default 50000), ``startingOffsets`` (a JSON object ``{writer: position}``, ``earliest`` or ``latest``; only
-for a query without checkpoint), ``readerName`` (shows the query on the live page). A stream of a recorded foreign server is
-called ``NAME/stream``; its column ``row`` is JSON text. Appending is told in ``pipeline.source.write``.
+Options for reading:
 
-The offset is the vector of stored positions ``{writer: position}``. A stored position covers complete facts only, and
-facts below it never change, so a batch that is repeated after a restart holds the same rows. The first offset names every
-writer there is, so one that is missing joined later. None ever leaves the vector, and no entry goes back.
+* ``dsn``: libpq connection string.
+* ``stream``: name. A stream recorded from a foreign server is ``NAME/stream``; its column ``row`` is JSON text.
+* ``view``: ``writer`` (each writer's facts as soon as they are complete) or ``linear`` (in the order of IDs over all writers).
+* ``maxRows``: rows of a micro-batch, default 100000; 0 for no limit.
+* ``rowsPerPartition``: default 50000.
+* ``startingOffsets``: ``earliest``, ``latest`` or a JSON object ``{writer: position}``; only for a query without checkpoint.
+* ``readerName``: name under which the live page shows the query.
 
-With the vector stand, under keys that are no writers' names, the epoch of the database (``streams.epochs``), so that a
-checkpoint of before the database was restored is refused with ``EpochChanged`` instead of skipping the facts that took its IDs;
-and for a stream in memory its life: when that has begun anew, so does the reader, at 0.
+Appending and its options are described in ``pipeline.source.write``.
+
+An offset is the vector of stored positions, ``{writer: position}``. Facts up to a stored position are complete and never
+change. So a batch that is repeated after a restart holds the same rows. The first offset names every writer there is, and
+no later offset loses a writer or goes back.
+
+An offset also holds the epoch of the database (``streams.epochs``), under a key that is no writer's name. After a
+restore, other facts have the IDs of lost ones. So a checkpoint of another epoch is refused with ``EpochChanged``. For a
+stream in memory the offset also holds its generation. In a new generation the query reads on from 0.
 """
 
 from __future__ import annotations
@@ -66,20 +72,20 @@ if TYPE_CHECKING:
 __all__ = ["ReplsiteSource", "Vector", "cut_vector", "register"]
 
 _HEARTBEAT_SECONDS = 1.0
-#: Keys of the epoch and of the life in an offset: a writer's name has no blank.
+#: Keys of the epoch and of the generation in an offset. They contain a blank, and names of writers cannot.
 _EPOCH = "in epoch"
 _LIFE = "in life"
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format ``replsite`` known to a session, which then leaves filters to it."""
+    """Registers the format ``replsite`` with a session, and enables its filter pushdown."""
     spark.dataSource.register(ReplsiteSource)
     spark.conf.set(_PUSHDOWN, "true")
 
 
 class ReplsiteSource(DataSource):
-    """Facts of one stream; see the module for options and offsets."""
+    """The data source of one stream. The module describes options and offsets."""
 
     @classmethod
     def name(cls) -> str:
@@ -101,7 +107,7 @@ class ReplsiteSource(DataSource):
 
 
 class _Facts:
-    """What both readers share: the options, the columns, and reading a piece in an executor."""
+    """The common part of both readers: options, columns, cuts, and the reading of a piece in an executor."""
 
     unbroken = False
 
@@ -112,14 +118,14 @@ class _Facts:
         self.reading = Reading(options.dsn, options.stream, names, unbroken=self.unbroken)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition.value, Piece):  # Spark makes a partition of its own where there is none
+        if isinstance(partition.value, Piece):  # if there are no partitions, Spark passes one of its own
             yield from read_piece(self.reading, partition.value)
             _leave_to_itself()
 
     def cuts(
         self, cursor: Any, moved: Mapping[str, Stretch], limit: int | None = None, conditions: Sequence[Condition] = ()
     ) -> list[tuple[int, int]]:
-        """(number, token) of the rows that end partitions, of the first row, and of the first beyond ``limit``."""
+        """Returns (row number, token) of the rows at which to cut; see ``cuts_sql``."""
         whole = pieces(moved, [])
         if not whole:
             return []
@@ -128,22 +134,23 @@ class _Facts:
         return found
 
     def partitions_at(self, moved: Mapping[str, Stretch], cuts: Sequence[tuple[int, int]]) -> list[InputPartition]:
-        """The stretches as partitions, cut at those of the rows that end one."""
+        """Returns the stretches as partitions, cut after every row whose number is a multiple of ``rowsPerPartition``."""
         size = self.options.rows_per_partition
         return [InputPartition(piece) for piece in pieces(moved, [token for n, token in cuts if n % size == 0])]
 
 
 @cache
 def _leave_to_itself() -> None:
-    """Once in a worker: Spark's daemon collects garbage after every task, over all that was ever imported.
+    """Exempts all present objects from garbage collection, once in each Python worker.
 
-    That took more than the reading of 50,000 rows; what is here now stays for the worker's life anyway.
+    Spark's daemon collects after every task, over every module ever imported. That took longer than reading 50,000 rows.
+    These objects live as long as the worker anyway.
     """
     gc.freeze()
 
 
 class _BatchReader(_Facts, DataSourceReader):
-    """Every complete fact at the time of planning that passes the filters."""
+    """Reader of all facts that are complete at planning and pass the filters."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         taken, left = accepted(filters, self.declaration)
@@ -164,9 +171,9 @@ class _BatchReader(_Facts, DataSourceReader):
 
 
 class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Micro-batches between vectors. The methods but ``read`` run in one long-lived process beside the driver.
+    """Reader of micro-batches between two vectors. All methods except ``read`` run in one long-lived process beside the driver.
 
-    A micro-batch goes on where the last one ended, so facts in between that were trimmed must not be missing silently.
+    A micro-batch continues where the last one ended. If facts in between were trimmed, reading raises an error.
     """
 
     unbroken = True
@@ -181,8 +188,10 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self.options.starting_offsets == "latest":
             begin = now.target(linear=self.options.linear)
         elif begin is None:
+            # "earliest": trimmed facts are gone, so begin above them. Otherwise the first batch would raise ResyncNeeded.
             with self._cursor() as cursor:
                 begin = dict(trim_mark(cursor, self.options.stream).writers)
+        # Every writer gets an entry. A missing one would mean that it joined after this offset.
         return self._stamped(dict.fromkeys(now.stored, 0) | begin, now)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -191,7 +200,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         now = self._ends_at or self._now()
         begin = self._begin(start, now)
-        self._show(begin)
+        self._show(begin)  # Spark asks for the next end only when the batch before ``start`` is done
         target = now.target(linear=self.options.linear)
         moved = self._moved(begin, target)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
@@ -210,9 +219,9 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         moved = self._moved(_vector(start) if start.get(_LIFE) == end.get(_LIFE) else {}, _vector(end))
-        if self._planned is not None and self._planned[:2] == (start, end):
+        if self._planned is not None and self._planned[:2] == (start, end):  # latestOffset has counted these rows
             return self.partitions_at(moved, self._planned[2])
-        with self._cursor() as cursor:  # a batch of before a restart
+        with self._cursor() as cursor:  # a batch that was planned before a restart of the query
             self._check_epoch(end, known_positions(cursor, self.declaration))
             return self.partitions_at(moved, self.cuts(cursor, moved))
 
@@ -222,16 +231,16 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._connection = None
 
     def _moved(self, begin: Vector, end: Vector) -> dict[str, Stretch]:
-        """In lives of their own, writers begin at 0."""
+        """Returns the stretches to read. In recorded streams and streams in memory a new writer begins at 0."""
         return stretches(begin, end, from_zero=is_recorded(self.options.stream) or self.declaration.in_memory)
 
     def _stamped(self, vector: Mapping[str, int], now: SourcePositions) -> dict[str, Any]:
-        """An offset to keep; as plain as can be."""
+        """Returns an offset: the vector, with epoch and generation where there are any."""
         kept = {_EPOCH: now.epoch, _LIFE: now.life}
         return {**cut_vector({}, vector, None), **{key: word for key, word in kept.items() if word}}
 
     def _begin(self, offset: Mapping[str, Any], now: SourcePositions) -> Vector:
-        """The positions of an offset: none of an earlier life. Raises ``EpochChanged``."""
+        """Returns the vector of an offset, or an empty one if the offset is of an earlier generation. Raises ``EpochChanged``."""
         self._check_epoch(offset, now)
         return _vector(offset) if offset.get(_LIFE, "") == now.life else {}
 
@@ -245,7 +254,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
 
     def _cursor(self) -> Any:
-        """A cursor of the planning connection, which is opened again after it was lost."""
+        """Returns a cursor of the planning connection, which is opened again if it was lost."""
         if self._connection is None or self._connection.closed:
             self._connection = _connect(self.options.dsn)
         return self._connection.cursor()
@@ -255,7 +264,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return known_positions(cursor, self.declaration)
 
     def _show(self, handled: Vector) -> None:
-        """Keep the row on the live page: at once when the position moved, else as a sign of life."""
+        """Stores the query's row for the live page: at once if the position moved, otherwise every second as a heartbeat."""
         shown_at, shown = self._shown
         now = time.monotonic()
         if self.options.reader_name and (handled != shown or now - shown_at >= _HEARTBEAT_SECONDS):
@@ -266,10 +275,14 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def _beyond(cuts: Sequence[tuple[int, int]], limit: int | None) -> int | None:
-    """The token that a batch of ``limit`` rows ends below; a first fact of more rows than that goes alone, as a whole."""
+    """Returns the token below which a batch of ``limit`` rows ends, or None if there are no more rows than that.
+
+    A first fact with more rows than the limit becomes a batch of its own, because a fact is never divided.
+    """
     tokens = dict(cuts)
     if limit is None or limit + 1 not in tokens:
         return None
+    # If the first fact alone has more rows than the limit, both tokens are equal, and without "+ 1" the batch would be empty.
     return max(tokens[limit + 1], tokens[1] + 1)
 
 
@@ -280,7 +293,8 @@ def _vector(offset: Mapping[str, Any]) -> Vector:
 def _connect(dsn: str) -> Any:
     connection = psycopg2.connect(dsn, application_name="replsite spark plans", connect_timeout=10)
     connection.autocommit = True
-    with connection.cursor() as cursor:  # statistics of a table that has just grown say nothing about its end
+    with connection.cursor() as cursor:
+        # Use the index of IDs. Statistics of a table that has just grown say nothing about its newest rows.
         cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off")
         cursor.execute(NO_LIMITS_IN_SESSION)
     return connection

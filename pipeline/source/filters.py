@@ -1,8 +1,8 @@
-"""Which filters of Spark the source applies itself, and what they are in SQL (pure but for pyspark's filter classes).
+"""Selects the filters of Spark that the source applies itself, and translates them to SQL (pure but for pyspark's classes).
 
-Spark does not check an accepted filter again, so only those are accepted that PostgreSQL answers exactly as Spark would:
-never more, never fewer rows. Text is compared for equality only (byte by byte on both sides), JSON columns and arrays for
-being null only. A column that a table does not have is null in its rows.
+Spark does not check an accepted filter again. So a filter is accepted only if PostgreSQL returns exactly the rows that Spark
+would. Text is compared for equality only, byte by byte on both sides. JSON columns and arrays are only checked for null. A
+column that a table does not have is null in its rows.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One accepted filter: ``column operator values``; one value, or several for ``in``, or none for ``null``."""
+    """An accepted filter ``column operator values``: one value, several for ``in``, none for ``null`` and ``not null``."""
 
     column: str
     operator: str
@@ -61,7 +61,7 @@ class Condition:
 def accepted(
     filters: Iterable[datasource.Filter], declaration: StreamDeclaration
 ) -> tuple[list[Condition], list[datasource.Filter]]:
-    """The conditions that the source applies, and the filters that it leaves to Spark."""
+    """Returns the conditions that the source applies, and the filters that are left to Spark."""
     kinds = {**fact_columns(declaration), **_COMMON}
     taken: list[Condition] = []
     left: list[datasource.Filter] = []
@@ -81,6 +81,7 @@ def _condition(given: datasource.Filter) -> Condition | None:
     if isinstance(given, datasource.IsNull | datasource.IsNotNull):
         return Condition(path[0], "null" if isinstance(given, datasource.IsNull) else "not null")
     if isinstance(given, datasource.In):
+        # NULL in the list makes IN unknown instead of false; as a filter both drop the row.
         return Condition(path[0], "in", tuple(value for value in given.value if value is not None))
     operator = _COMPARISONS.get(type(given))
     if operator is None:
@@ -102,16 +103,16 @@ def _is_sound(condition: Condition, kinds: Mapping[str, ColumnKind]) -> bool:
 def _is_plain(value: Any, type_: type) -> bool:
     if type(value) is not type_:
         return False
-    if isinstance(value, str):  # PostgreSQL can say neither
+    if isinstance(value, str):  # PostgreSQL's text has neither NUL nor lone surrogates
         return "\0" not in value and not any("\ud800" <= letter <= "\udfff" for letter in value)
     return not isinstance(value, int) or abs(value) <= _LARGEST
 
 
-# --- what can be told before rows are looked at -------------------------------------------------------------------
+# --- pruning before rows are read ---------------------------------------------------------------------------------
 
 
 def token_range(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
-    """``(after, upto)`` that every token must lie within; None: no bound."""
+    """Returns the bounds ``(after, upto)`` that the conditions set: ``after < token <= upto``. None means no bound."""
     after: int | None = None
     upto: int | None = None
     for condition in conditions:
@@ -128,17 +129,17 @@ def token_range(conditions: Iterable[Condition]) -> tuple[int | None, int | None
 
 
 def writers_of(conditions: Iterable[Condition], writers: Iterable[str]) -> set[str]:
-    """Those of the writers whose facts may pass."""
+    """Returns those of the writers whose facts can pass the conditions."""
     return {writer for writer in writers if _passes(conditions, "writer", writer)}
 
 
 def tables_of(conditions: Iterable[Condition], declaration: StreamDeclaration) -> list[FactTable]:
-    """Those of the stream's tables whose rows may pass."""
+    """Returns those of the stream's tables whose rows can pass the conditions."""
     return [table for table in declaration.tables if _passes(conditions, "fact_table", table.name)]
 
 
 def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
-    """For the columns that are never null and the same in many rows."""
+    """Returns true if a column with this value passes. For columns that are never null and have one value in many rows."""
     own = [condition for condition in conditions if condition.column == column]
     return all(condition.operator == "not null" or value in condition.values for condition in own)
 
@@ -147,7 +148,7 @@ def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
 
 
 def condition_sql(condition: Condition, declaration: StreamDeclaration, table: FactTable) -> str:
-    """The condition on a row of the table."""
+    """Returns the condition on a row of the table, as an SQL expression."""
     places: dict[str, str] = {
         "fact_table": literal(table.name),
         "token": token_sql(declaration, table),
@@ -172,7 +173,7 @@ def _any(values: Sequence[Any], sql: Callable[[Any], str]) -> str:
 
 
 def _moment_sql(place: str, operator: str, milliseconds: int) -> str:
-    """The column is a whole millisecond, rounded down from what is stored."""
+    """Returns a condition on the timestamp column ``place`` that is equivalent to one on its milliseconds, rounded down."""
     from_here, from_next = _moment(milliseconds), _moment(milliseconds + 1)
     return {
         ">=": f"{place} >= {from_here}",
@@ -185,13 +186,13 @@ def _moment_sql(place: str, operator: str, milliseconds: int) -> str:
 def _moment(milliseconds: int) -> str:
     try:
         moment = _EPOCH + timedelta(milliseconds=milliseconds)
-    except OverflowError:
+    except OverflowError:  # a year that Python cannot express; no row was received then
         return "'infinity'::timestamptz" if milliseconds > 0 else "'-infinity'::timestamptz"
     return f"'{moment.isoformat()}'::timestamptz"
 
 
 def literal(value: str | int | bool) -> str:
-    """A value as SQL text; for statements that take no parameters."""
+    """Returns a value as an SQL literal, for statements that cannot have parameters."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

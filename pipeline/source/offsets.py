@@ -1,8 +1,9 @@
-"""Offsets of the Spark source as vectors, and how the facts between two of them are cut into partitions (pure).
+"""Offsets of the Spark source as vectors, and the cutting of the facts between two of them into partitions (pure).
 
-A vector is ``{writer: position}``; facts in ``(start, end]`` are those of every writer above its entry in ``start`` and not
-above that in ``end``. A writer that is missing in ``start`` joined after it was taken, so all its facts lie above the lowest
-entry (``streams.core.positions.position_of``). This needs vectors that name every writer there was.
+A vector is ``{writer: position}``. The facts in ``(start, end]`` are those of each writer above its entry in ``start``
+and up to its entry in ``end``. Vectors are assumed to name every writer there was when they were taken. So a writer that
+is missing in ``start`` joined later, and all its facts lie above the lowest entry
+(``streams.core.positions.position_of``).
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from streams.core.positions import Stored, linear_position, position_of, positio
 __all__ = ["Bound", "Piece", "Stretch", "Vector", "cut_vector", "pieces", "stretches", "target_vector", "within"]
 
 Vector = dict[str, int]
-#: Where the facts of one writer are read: ``(after, upto]``.
+#: The range of one writer's facts to read: ``(after, upto]``.
 Stretch = tuple[int, int]
-#: Most partitions of one read.
+#: Maximum number of partitions of one read.
 MOST_PIECES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Facts of these writers with ``after < token <= upto``."""
+    """The facts of some writers with ``after < token <= upto``."""
 
     writers: tuple[str, ...]
     after: int
@@ -33,25 +34,25 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one partition reads; holds everything that an executor needs to find the rows."""
+    """The share of one partition. It contains all that an executor needs to find the rows."""
 
     bounds: tuple[Bound, ...]
 
     @property
     def after(self) -> int:
-        """Below every fact of the piece."""
+        """Returns the lowest bound. All tokens of the piece are above it."""
         return min(bound.after for bound in self.bounds)
 
     @property
     def upto(self) -> int:
-        """No fact of the piece lies above."""
+        """Returns the highest bound. All tokens of the piece are at it or below."""
         return max(bound.upto for bound in self.bounds)
 
 
 def target_vector(stored: Mapping[str, Stored], *, linear: bool) -> Vector:
-    """Up to where there are complete facts only: of each writer by itself, or (``linear``) of all of them together.
+    """Returns the vector up to which all facts are complete: of each writer by itself, or (``linear``) of all writers together.
 
-    A retired writer has nothing pending, so it is as far as the stream.
+    A retired writer has nothing pending, so its entry is at least the linear position.
     """
     common = linear_position(stored.values(), 0)
     shown = positions_to_show(stored, common)
@@ -59,9 +60,9 @@ def target_vector(stored: Mapping[str, Stored], *, linear: bool) -> Vector:
 
 
 def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int | None) -> Vector:
-    """Where a batch ends: every writer at its target, but below ``beyond``; no entry is lost or goes back.
+    """Returns the vector at which a batch ends: ``target``, but with each writer below the token ``beyond``.
 
-    Spark compares offsets as text, so equal vectors are written alike.
+    No entry of ``start`` is lost or goes back. Writers are sorted, because Spark compares offsets as text.
     """
     end = dict(start)
     for writer, position in target.items():
@@ -71,13 +72,16 @@ def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int 
 
 
 def stretches(start: Mapping[str, int], end: Mapping[str, int], *, from_zero: bool = False) -> dict[str, Stretch]:
-    """What is to be read of each writer that moved; ``from_zero``: a writer that joins begins at 0, not where others are."""
+    """Returns the range to read of each writer that moved.
+
+    A writer that is missing in ``start`` begins at the lowest entry of ``start``, or with ``from_zero`` at 0.
+    """
     found = {w: (start.get(w, 0) if from_zero else position_of(start, w), upto) for w, upto in end.items()}
     return {writer: (after, upto) for writer, (after, upto) in found.items() if upto > after}
 
 
 def within(moved: Mapping[str, Stretch], after: int | None, upto: int | None) -> dict[str, Stretch]:
-    """The same stretches, no further than ``(after, upto]``."""
+    """Returns the stretches limited to ``(after, upto]``, without those that are then empty."""
     cut = {
         writer: (first if after is None else max(first, after), last if upto is None else min(last, upto))
         for writer, (first, last) in moved.items()
@@ -86,7 +90,10 @@ def within(moved: Mapping[str, Stretch], after: int | None, upto: int | None) ->
 
 
 def pieces(moved: Mapping[str, Stretch], cuts: Sequence[int]) -> list[Piece]:
-    """The stretches cut behind each token of ``cuts`` (ascending); a token's rows stay together. At most ``MOST_PIECES``."""
+    """Returns the stretches cut after each token of ``cuts``, which are ascending. The rows of a token stay together.
+
+    If there would be more than ``MOST_PIECES`` pieces, only every n-th cut is used.
+    """
     if not moved:
         return []
     lowest, highest = min(first for first, _ in moved.values()), max(last for _, last in moved.values())

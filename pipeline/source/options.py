@@ -1,7 +1,7 @@
-"""The options of the format ``replsite``, read and checked (pure).
+"""The options of the format ``replsite``, parsed and checked (pure).
 
-Names are given without regard to case, as everywhere in Spark. What is wrong is said in a ``ValueError`` that names the option,
-what it may be and what it was.
+Names are case-insensitive, as everywhere in Spark. Errors are ``ValueError``. They name the option, its allowed values
+and the given one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WRITER = "spark-{n}"
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a stream is read."""
+    """The options for reading a stream."""
 
     dsn: str
     stream: str
@@ -39,7 +39,7 @@ class ReadOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> ReadOptions:
-        """Raises ``ValueError``."""
+        """Returns the parsed options. Raises ``ValueError``."""
         _check_names(options, _READ)
         linear = _view(options) == "linear"
         if linear and is_recorded(options["stream"]):
@@ -61,13 +61,13 @@ class ReadOptions:
 
     @property
     def starting_vector(self) -> Vector | None:
-        """The vector to begin at, where one is given."""
+        """Returns the vector to begin at, or None for ``earliest`` and ``latest``."""
         return None if self.starting_offsets in ("earliest", "latest") else _vector(self.starting_offsets)
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How facts are appended to a stream."""
+    """The options for appending facts to a stream."""
 
     dsn: str
     stream: str
@@ -76,7 +76,7 @@ class WriteOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Raises ``ValueError``."""
+        """Returns the parsed options. Raises ``ValueError``."""
         _check_names(options, _WRITE)
         if is_recorded(options["stream"]):
             raise ValueError(f"{options['stream']!r} is recorded from another server, so nothing can be appended to it")

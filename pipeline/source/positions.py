@@ -1,7 +1,6 @@
-"""Where a stream is, as the Spark source sees it: stored positions, epoch and life, read over any connection (no Django).
+"""Stored positions, epoch and generation of a stream, read over any connection for the Spark source (no Django).
 
-Called in autocommit mode. The epoch is read before the positions: positions of after a restore never stand under the
-epoch of before.
+The connection is assumed to be in autocommit mode.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["SourcePositions", "known_positions"]
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The position of one life of a writer of a recorded stream."""
+    """The position of one life of a writer in a recorded stream."""
 
     position: int
     state: str = ""
@@ -30,19 +29,21 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class SourcePositions:
-    """Stored positions of the writers of one stream, the epoch of the database, and the life of a stream in memory."""
+    """Stored positions of a stream's writers, the database's epoch, and for a stream in memory its generation (``life``)."""
 
     stored: Mapping[str, Stored]
     epoch: str = ""
     life: str = ""
 
     def target(self, *, linear: bool) -> Vector:
-        """Up to where there are complete facts only; see ``target_vector``."""
+        """Returns the vector up to which all facts are complete; see ``target_vector``."""
         return target_vector(self.stored, linear=linear)
 
 
 def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositions:
-    """What the database says now."""
+    """Returns the positions that are stored now, with epoch and generation."""
+    # The epoch comes first. If the database is restored between the two queries, the offset has the old epoch, and the next
+    # batch is refused. In the other order, positions of the old database would get the new epoch and be accepted.
     cursor.execute(NEWEST_EPOCH)
     row = cursor.fetchone()
     epoch = row[0] if row else ""

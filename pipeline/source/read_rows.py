@@ -1,7 +1,8 @@
-"""Reading a piece of a stream in an executor: PostgreSQL's binary COPY straight into Arrow batches. No Django.
+"""Reads a piece of a stream in an executor: PostgreSQL's binary COPY straight into Arrow batches (no Django).
 
-Making a connection takes as long as reading 30,000 rows (the driver asks for every type there is), so a worker keeps one for its
-next piece; Spark ends idle workers after a minute. Memory is bounded by the size of a batch, not by that of the piece.
+Connecting takes as long as reading 30,000 rows, because the driver asks for all types. So a worker keeps one connection
+for its next piece. Spark ends idle workers after a minute. Memory is bounded by the size of a batch, not by that of the
+piece.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ __all__ = ["Reading", "read_piece"]
 
 _BATCH_BYTES = 4 * 1024 * 1024
 _RECEIVED = "received_at_ms"
-#: Walk along the index of IDs: statistics of a table that has just grown say nothing about its end.
+#: Use the index of IDs. Statistics of a table that has just grown say nothing about its newest rows.
 _SESSION = (
     "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false), "
     "set_config('jit', 'off', false), set_config('max_parallel_workers_per_gather', '0', false)"
 )
 
-#: The connection that this worker keeps, with what it was made from; one at most.
+#: The connection that this worker keeps, with its connection string. At most one entry.
 _kept: list[tuple[str, Any]] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read, the same for every piece; ``unbroken``: facts that were trimmed are an error."""
+    """The parameters of a read, the same for all its pieces. With ``unbroken`` it is an error if facts were trimmed."""
 
     dsn: str
     stream: str
@@ -52,22 +53,23 @@ class Reading:
 
 
 def read_piece(reading: Reading, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """The rows as Arrow batches, a table after the other, each by ascending tokens.
+    """Yields the rows as Arrow batches, table by table, each table by ascending tokens.
 
-    Raises ``ResyncNeeded`` after the rows when facts of the piece were trimmed and it must be whole.
+    With ``unbroken``, raises ``ResyncNeeded`` after the last row if facts of the piece were trimmed.
     """
     declaration = declaration_of(reading.stream)
     with _connection(reading.dsn) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
         for table in tables_of(reading.conditions, declaration):
             yield from _rows_of(cursor, reading, table, piece)
+        # After the rows: if they are trimmed while they are read, the low-water mark read now shows it.
         if reading.unbroken:
             _check_whole(_Inlined(cursor), reading.stream, piece)
 
 
 @contextmanager
 def _connection(dsn: str) -> Iterator[Any]:
-    """The worker's connection; kept afterwards, unless the piece was not read to its end."""
+    """Yields the worker's connection. It is kept afterwards, unless the piece was not read to its end."""
     kept_dsn, connection = _kept.pop() if _kept else ("", None)
     if connection is not None and not (kept_dsn == dsn and _answers(connection)):
         connection.close()
@@ -116,7 +118,7 @@ def _rows_of(cursor: Any, reading: Reading, table: FactTable, piece: Piece) -> I
 
 
 def _as_declared(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
-    """The batch with the stream's columns: null where the table has none, times in milliseconds."""
+    """Returns the batch with all columns of the schema: null where the table has none, times in milliseconds."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
 
     found = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -151,7 +153,7 @@ def _check_whole(cursor: Any, stream: str, piece: Piece) -> None:
 
 
 class _Inlined:
-    """A cursor of the bulk driver for statements with named parameters, which it does not know."""
+    """Adapter of the bulk driver's cursor for statements with named parameters, which that driver does not support."""
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor

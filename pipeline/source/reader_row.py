@@ -1,7 +1,7 @@
-"""How a named Spark query shows on the live page: its row in the table of readers.
+"""The row of a named Spark query in the table of readers, which the live page shows.
 
-Called with a cursor of any connection; the caller decides about the transaction. ``positions`` holds what the query has
-handled, not what it has planned.
+All functions take a cursor of any connection. The caller commits. ``positions`` holds what the query has handled, not what
+it has planned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ReaderRow", "beat_reader", "close_reader", "store_reader"]
 
 @dataclass(frozen=True, slots=True)
 class ReaderRow:
-    """A named Spark query and the vectors that it has handled, by stream."""
+    """A named Spark query, and the vector up to which it has handled each stream."""
 
     name: str
     process_id: int
@@ -30,16 +30,16 @@ def _key(name: str) -> str:
 
 
 def store_reader(cursor: Any, row: ReaderRow) -> None:
-    """Insert or update the row, with a fresh sign of life."""
+    """Inserts or updates the row, with a fresh heartbeat."""
     known = {"key": _key(row.name), "name": row.name, "address": socket.gethostname(), "positions": row.positions}
     reader_table.store_readers(cursor, "spark", row.process_id, [known])
 
 
 def beat_reader(cursor: Any, name: str) -> None:
-    """A sign of life without a new position."""
+    """Stores a heartbeat without a new position."""
     reader_table.beat_reader(cursor, _key(name))
 
 
 def close_reader(cursor: Any, name: str, reason: str) -> None:
-    """The query has ended."""
+    """Marks the row as closed, with the reason, when the query has ended."""
     reader_table.close_reader(cursor, _key(name), reason)

@@ -1,7 +1,7 @@
-"""Schemas of streams as Spark rows, from their declarations (pure but for pyspark and pyarrow types).
+"""Schemas of streams as Spark rows, made from the streams' declarations (pure but for pyspark and pyarrow types).
 
-Every row has the columns of ``COMMON_COLUMNS`` and then those of all tables of the stream, each once by name; a column that
-a row's table does not have is null. Times are milliseconds since the epoch.
+Each row has the columns of ``COMMON_COLUMNS``, followed by those of all tables of the stream. Columns with the same name in
+several tables appear once. A column that a row's table does not have is null. Times are milliseconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMON_COLUMNS", "arrow_schema", "chosen_columns", "declaration_of", "fact_columns", "spark_schema"]
 
-#: Name and Spark type of the columns that every stream has.
+#: Name and Spark type of the columns that all streams have.
 COMMON_COLUMNS = (
     ("fact_table", "string"),
     ("token", "bigint"),
@@ -38,7 +38,10 @@ _SPARK_TYPES = {
 
 
 def declaration_of(stream: str) -> StreamDeclaration:
-    """The declaration of a stream by name, a recorded one as ``NAME/stream``; ``ValueError`` names the known ones."""
+    """Returns the declaration of a stream. A recorded stream is named ``NAME/stream``.
+
+    Raises ``ValueError`` with the known names if there is no such stream.
+    """
     if is_recorded(stream):
         return recorded_declaration(stream)
     known = {declared.name: declared for declared in (*events_catalog.declarations(), *streams_catalog.declarations())}
@@ -48,7 +51,10 @@ def declaration_of(stream: str) -> StreamDeclaration:
 
 
 def fact_columns(declaration: StreamDeclaration) -> dict[str, ColumnKind]:
-    """Name and kind of the columns of all tables, in order of first appearance."""
+    """Returns name and kind of the columns of all tables, in order of first appearance.
+
+    Raises ``ValueError`` if two tables have a column of the same name with different kinds.
+    """
     found: dict[str, ColumnKind] = {}
     for table in declaration.tables:
         for column in table.stored:
@@ -58,7 +64,10 @@ def fact_columns(declaration: StreamDeclaration) -> dict[str, ColumnKind]:
 
 
 def spark_schema(declaration: StreamDeclaration) -> StructType:
-    """The schema of ``format("replsite")`` for a stream; made without a session, because Spark asks outside of one."""
+    """Returns the schema of ``format("replsite")`` for a stream.
+
+    Needs no Spark session, because Spark asks for the schema outside of one.
+    """
     from pyspark.sql import types  # noqa: PLC0415 - the columns are useful without Spark
 
     kinds = {
@@ -71,7 +80,7 @@ def spark_schema(declaration: StreamDeclaration) -> StructType:
 
 
 def arrow_schema(declaration: StreamDeclaration, names: Sequence[str] | None = None) -> pa.Schema:
-    """The same schema for Arrow batches; with ``names`` these columns only, in that order."""
+    """Returns the same schema for Arrow batches. With ``names`` it has these columns only, in that order."""
     import pyarrow as pa  # noqa: PLC0415
 
     types = {
@@ -85,7 +94,10 @@ def arrow_schema(declaration: StreamDeclaration, names: Sequence[str] | None = N
 
 
 def chosen_columns(declaration: StreamDeclaration, schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema that was asked for; ``ValueError`` names one that the stream does not have so."""
+    """Returns the column names of the schema that a query or a write was given.
+
+    Raises ``ValueError`` if the stream has no column of that name and type.
+    """
     known = dict(_columns(declaration))
     for field in schema.fields:
         kind = field.dataType.simpleString()

@@ -1,6 +1,6 @@
-"""The SQL of the Spark source, as text with values in it, since a bulk read takes no parameters (no I/O).
+"""The SQL of the Spark source, with all values as literals, because a bulk read takes no parameters (no I/O).
 
-Names of tables and columns come from declarations, values go through ``literal``.
+Names of tables and columns come from declarations. Values are quoted by ``literal``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def rows_of_piece_sql(
     names: Sequence[str],
     conditions: Sequence[Condition] = (),
 ) -> str:
-    """Rows of one table that belong to a piece, by ascending tokens: those of the columns ``names`` that the table has."""
+    """Returns the query for a piece's rows in one table, by ascending tokens.
+
+    It selects those of the columns ``names`` that the table has.
+    """
     columns = [sql for name in names if (sql := _column_sql(declaration, table, name))] or ["1 AS nothing"]
     order = order_sql(declaration, table) + (f", {table.then_by}" if table.then_by else "")
     return (
@@ -36,7 +39,7 @@ def rows_of_piece_sql(
 
 
 def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> str:
-    """Empty for what is no column of the table; times as they are stored."""
+    """Returns the column as an item of SELECT, or an empty string if the table has none. Times are returned as stored."""
     if name in _COMMON:
         places = {
             "token": token_sql(declaration, table),
@@ -53,7 +56,11 @@ def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> 
 def cuts_sql(
     declaration: StreamDeclaration, piece: Piece, size: int, limit: int | None, conditions: Sequence[Condition] = ()
 ) -> str:
-    """(number, token) of every ``size``-th row of a piece, of the first one and of the first beyond ``limit``."""
+    """Returns the query for the rows at which a piece is cut into partitions, as (row number, token), ascending.
+
+    These are the first row, every ``size``-th row, and the first row after ``limit``. Rows are counted from 1 over all
+    tables.
+    """
     limited = "ALL" if limit is None else str(limit + 1)
     selects = [
         f"(SELECT {token_sql(declaration, table)} AS token FROM {table.name} "

@@ -1,19 +1,23 @@
-"""Appending facts with ``format("replsite")``: tasks stage rows, one process appends them in one transaction. No Django here.
+"""Appends facts with ``format("replsite")``: tasks stage rows, and one process appends them in one transaction (no Django).
 
     frame.write.format("replsite").option("dsn", DSN).option("stream", "caches").mode("append").save()
 
-Every row is a fact of its own, under an ID that the stream gives it; IDs follow the order of partitions and rows. Options:
-``dsn``, ``stream``, ``writer`` (name or pattern of the writer, default ``spark-{n}``), ``writeId`` (a write that was done under
-this name is not done again, so it can be repeated after any failure).
+Each row becomes one fact, under an ID from the stream. IDs follow the order of partitions and rows. Options:
 
-The rows of every attempt of a task go into the job's staging table in one transaction, under a number that no other attempt has.
-Only attempts that Spark names in the commit are appended, and only if all their rows are there: so a task that is repeated,
-comes late or dies adds nothing and takes nothing away. The table is made before the tasks start and dropped after the last; a
-task that comes later than that finds no table. It is UNLOGGED: after a crash of PostgreSQL it is empty, and the write fails as a
-whole.
+* ``dsn``: libpq connection string.
+* ``stream``: name.
+* ``writer``: name or pattern of the writer, default ``spark-{n}``.
+* ``writeId``: name of the write. A write under a used name appends nothing, so it can be repeated after any failure.
 
-What appends is a Python process of its own (``pipeline.source.append_process``): a writer like any other, with a name, a lease
-and IDs reserved for the moment of the insert.
+Each attempt of a task stages its rows in one transaction, under a random number of its own. Only the attempts that Spark
+names in the commit are appended, and only if all their rows are present. So a task that is repeated, late or killed
+changes nothing.
+
+The job's staging table is created before the tasks start, and dropped after the last. A task that comes later finds no
+table. The table is UNLOGGED: after a crash of PostgreSQL it is empty, and the write fails as a whole.
+
+A separate Python process appends (``pipeline.source.append_process``). It is a writer like any other, with a name and a
+lease. It reserves IDs only for the time of the insert.
 """
 
 from __future__ import annotations
@@ -47,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["PREFIX", "FactWriter", "StagedRows", "fact_writer", "staging_name"]
 
 PREFIX = "pipeline_facts_"
-"""Staging tables are called this, then the second they were made in (hexadecimal), then their job."""
+"""Prefix of staging tables. It is followed by the time of creation (seconds, hexadecimal), an underscore and the job."""
 _ROWS_PER_COPY = 10_000
 _GIVEN_BY_APPEND = frozenset({"token", "writer", "received_at_ms"})
 _STAGED_TYPES = {
@@ -67,7 +71,7 @@ WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.at
 
 @dataclass(frozen=True, slots=True)
 class StagedRows(WriterCommitMessage):
-    """What an attempt of a task has staged."""
+    """The message of a task to the commit: its partition, the number of the attempt, and the rows that this attempt staged."""
 
     partition: int
     attempt: int
@@ -75,7 +79,10 @@ class StagedRows(WriterCommitMessage):
 
 
 def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> FactWriter:
-    """The writer of one job, with its staging table made. Raises ``ValueError`` for what cannot be appended."""
+    """Returns the writer of one job, and creates its staging table.
+
+    Raises ``ValueError`` if it would overwrite, if the stream has events, or if the columns do not fit the stream's table.
+    """
     declaration = declaration_of(options.stream)
     if overwrite:
         raise ValueError(f"facts are never overwritten: write to stream {declaration.name} with mode('append')")
@@ -86,7 +93,7 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
     names = chosen_columns(declaration, schema)
     if odd := sorted(_GIVEN_BY_APPEND.intersection(names)):
         raise ValueError(f"the stream gives each fact its {', '.join(odd)}: drop {', '.join(odd)} from what is written")
-    table = declaration.tables[0]  # every stream that may be appended to has one
+    table = declaration.tables[0]  # a stream that can be appended to has exactly one table
     columns = tuple(column for name in names for column in table.stored if column.name == name)
     connection = psycopg2.connect(options.dsn, application_name="replsite spark staging", connect_timeout=10)
     try:
@@ -101,14 +108,20 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
 
 
 def staging_name(job: str, now: float) -> str:
-    """The name of a job's staging table, which tells its age; ``now`` by the database's clock, which it is compared with."""
+    """Returns the name of a job's staging table, which contains the time when it was made.
+
+    ``now`` is in seconds, by the database's clock, because the table's age is computed by that clock.
+    """
     return f"{PREFIX}{int(now):x}_{job}"
 
 
 def _check_columns(
     cursor: Any, declaration: StreamDeclaration, table: FactTable, columns: Sequence[Column]
 ) -> tuple[str, ...]:
-    """The columns that must not be null, of those that are given; raises ``ValueError`` for one that is missing."""
+    """Returns those of the given columns that must not be null.
+
+    Raises ``ValueError`` if a column is missing that must not be null and has no default.
+    """
     cursor.execute(_NEEDED, [table.name])
     never_null = dict(cursor.fetchall())
     given = {column.name for column in columns}
@@ -127,7 +140,7 @@ def _ddl(staging: str, columns: Sequence[Column]) -> str:
 
 
 class FactWriter(DataSourceArrowWriter):
-    """``write`` runs in executors, ``commit`` and ``abort`` beside the driver."""
+    """The writer of one job. ``write`` runs in executors, ``commit`` and ``abort`` beside the driver."""
 
     def __init__(
         self, options: WriteOptions, staging: str, columns: tuple[Column, ...], never_null: tuple[str, ...]
@@ -138,17 +151,18 @@ class FactWriter(DataSourceArrowWriter):
         self.never_null = never_null
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
-        """Stage the rows of one attempt, all or none."""
+        """Stages the rows of one attempt, all or none. Raises ``FactsNotAppended`` for a null or for JSON that is invalid."""
         from pyspark import TaskContext  # noqa: PLC0415 - executors only
 
         context = TaskContext.get()
+        # The attempt's number is random, because a late attempt of the same task may be staging at the same time.
         staged = StagedRows(context.partitionId() if context else 0, secrets.randbits(62), 0)
         connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
         rows = 0
         try:
             with connection, connection.cursor() as cursor:
-                cursor.execute("SET LOCAL synchronous_commit = off")
-                cursor.execute(NO_LIMITS)  # the next batch may be long in coming
+                cursor.execute("SET LOCAL synchronous_commit = off")  # a crash empties the unlogged table anyway
+                cursor.execute(NO_LIMITS)  # it may take long until Spark gives the next batch
                 for batch in iterator:
                     for start in range(0, batch.num_rows, _ROWS_PER_COPY):
                         some = batch.slice(start, _ROWS_PER_COPY)
@@ -179,7 +193,7 @@ class FactWriter(DataSourceArrowWriter):
         cursor.copy_expert(f"COPY {self.staging} FROM STDIN (FORMAT BINARY)", io.BytesIO(content))
 
     def _staged(self, column: Column, values: pa.Array) -> pa.Array:
-        """JSON as it travels: whoever reads the stream must be able to."""
+        """Returns the values of a column. JSON is re-encoded as on the wire, so that every reader of the stream can decode it."""
         import pyarrow as pa  # noqa: PLC0415 - executors only
 
         if column.kind not in (ColumnKind.JSON, ColumnKind.JSON_TEXT):
@@ -194,11 +208,11 @@ class FactWriter(DataSourceArrowWriter):
         return pa.array(texts, pa.string())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Append what the tasks have staged, in a process that is a writer. Raises ``FactsNotAppended``."""
+        """Appends the staged rows in a process that is a writer. Raises ``FactsNotAppended``."""
         _append(self.work(messages))
 
     def work(self, messages: Sequence[WriterCommitMessage | None]) -> dict[str, Any]:
-        """What ``pipeline.source.append_process`` is told; raises ``FactsNotAppended`` when a task told nothing."""
+        """Returns the work for ``pipeline.source.append_process``. Raises ``FactsNotAppended`` if a task sent no message."""
         staged = [message for message in messages if isinstance(message, StagedRows)]
         if len(staged) != len(messages):
             raise FactsNotAppended(
@@ -216,10 +230,14 @@ class FactWriter(DataSourceArrowWriter):
         }
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Some task failed: nothing is appended. What is staged goes; what cannot go now is swept by a later write."""
+        """Drops the staging table after a task failed, so that nothing is appended.
+
+        If the drop fails, ``sweep`` repeats it in a later write.
+        """
         connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
         try:
             with connection, connection.cursor() as cursor:
+                # A task that is still running holds a lock on the table.
                 cursor.execute("SET LOCAL lock_timeout = '2s'")
                 cursor.execute(f"DROP TABLE IF EXISTS {self.staging}")
         finally:
@@ -227,7 +245,10 @@ class FactWriter(DataSourceArrowWriter):
 
 
 def _append(work: Mapping[str, Any]) -> None:
-    """Run ``source.append_process``; the connection string goes through its standard input, where nobody else sees it."""
+    """Runs ``append_process``. Raises ``FactsNotAppended`` with its last line on stderr.
+
+    The work goes through standard input. On a command line, other users of the machine could read the connection string.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     ended = subprocess.run(
         [sys.executable, "-m", "pipeline.source.append_process"],

@@ -1,1 +1,1 @@
-"""What an import reads: files of lines, Parquet, a Synapse database."""
+"""The sources of an import: files of lines, Parquet files, the database of a Synapse server."""

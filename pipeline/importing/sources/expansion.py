@@ -1,7 +1,8 @@
-"""How much a compressed source may give: in proportion to its size, so that a small file cannot keep a task busy for ever (pure).
+"""Limits how much a compressed source may expand, in proportion to its size (pure).
 
-An event has a hash and, of most servers, a signature, which no compression makes smaller: real histories give some 10 bytes for
-one. A few kilobytes that give gigabytes of blank lines, of one line or of the same event hold nothing to import.
+Without a limit, a file of a few kilobytes could keep a task busy for very long, with gigabytes of blank lines, of one
+line, or of one event. An event has a hash and, from most servers, a signature, which no compression makes smaller. Real
+histories expand about tenfold.
 """
 
 from __future__ import annotations
@@ -9,28 +10,31 @@ from __future__ import annotations
 __all__ = ["FREE_BYTES", "MOST_FOR_ONE", "REASON", "ExpandsTooMuch", "Expansion"]
 
 FREE_BYTES = 64 * 1024 * 1024
-"""So much any source may give."""
+"""Bytes that any source may expand to."""
 MOST_FOR_ONE = 200
-"""And so much more for each of its own bytes."""
+"""Further bytes for each byte of the source."""
 REASON = "expands-too-much"
 
 
 _OF_ROW = 500
-"""A row or line counts as so many bytes more: a million empty ones is work, too."""
+"""Bytes counted for each row or line besides its content, because a million empty ones are work too."""
 
 
 class ExpandsTooMuch(Exception):
-    """The source is no likely history; the words are for the quarantine."""
+    """An error for a source that expands more than any real history. The message goes to the quarantine."""
 
 
 class Expansion:
-    """What a source has given so far."""
+    """Counter of the bytes and rows that a source has expanded to."""
 
     def __init__(self) -> None:
         self._bytes = self._rows = 0
 
     def give(self, size: int, rows: int, taken: int) -> None:
-        """So much more, with so many bytes of the source read by now. Raises ``ExpandsTooMuch``."""
+        """Adds ``size`` bytes in ``rows`` rows. ``taken`` is the number of bytes of the source read so far.
+
+        Raises ``ExpandsTooMuch`` if the sum exceeds the limit.
+        """
         self._bytes += size
         self._rows += rows
         if self._bytes + _OF_ROW * self._rows > FREE_BYTES + MOST_FOR_ONE * taken:

@@ -1,8 +1,8 @@
-"""What ``import_events`` may read: names -> inputs -> parts -> rows (no Django; executors read parts with it).
+"""The inputs of ``import_events``: names -> inputs -> parts -> rows (no Django, because executors read parts with it).
 
-A name is a file (JSON Lines, plain or compressed; Parquet; a Synapse SQLite file: told by its content), a folder of Parquet
-files, or the ``postgresql://`` URL of a Synapse database. Everything is looked at before anything is read: an input of no known
-form is refused by name.
+A name is a file, a folder of Parquet files, or the ``postgresql://`` URL of a Synapse database. The content of a file
+determines its format: JSON Lines (plain or compressed), Parquet, or a Synapse SQLite file. All inputs are inspected
+before any is read. One that cannot be used is refused by name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _SINK = "_spark_metadata"
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One file or database: ``path`` opens it, ``name`` is for people and the job's row, ``identity`` is what it must stay."""
+    """A file or database.
+
+    ``path`` opens it, ``name`` is for display and for the job's row, and ``identity`` must not change while the job runs.
+    """
 
     path: str
     name: str
@@ -47,17 +50,17 @@ class Input:
 
 
 def is_url(name: str) -> bool:
-    """Whether a name is that of a PostgreSQL database."""
+    """Returns true for the URL of a PostgreSQL database."""
     return name.startswith(_URL_SCHEMES)
 
 
 def input_names(names: Sequence[str]) -> list[str]:
-    """The names as a job keeps them: paths absolute, URLs without passwords."""
+    """Returns the names as a job stores them: absolute paths, and URLs without passwords."""
     return [synapse_db.name_of(name) if is_url(name) else str(Path(name).absolute()) for name in names]
 
 
 def open_inputs(names: Sequence[str]) -> list[Input]:
-    """Look at everything that is named; raises ``UnusableSource`` for the first that cannot be read."""
+    """Returns the inputs for these names, after inspecting each. Raises ``UnusableSource`` for the first unusable one."""
     found: list[Input] = []
     for name in names:
         found += [_database(name)] if is_url(name) else [_file(path) for path in _files(name)]
@@ -83,7 +86,10 @@ def _files(name: str) -> list[Path]:
 
 
 def _is_hidden(path: Path) -> bool:
-    """As Spark sees it: what a job that was killed left in ``_temporary`` is no part of a table, wherever it lies."""
+    """Returns true for a file that Spark ignores as hidden.
+
+    For instance, a killed job leaves files in a folder ``_temporary`` that are not part of the table.
+    """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.parts)
 
 
@@ -114,7 +120,7 @@ def _form(head: bytes) -> Form:
 
 
 def _at_rest(path: Path, form: Form) -> dict[str, Any]:
-    """What tells that a file is still the same, short of reading it; of SQLite also what is not yet in the file itself."""
+    """Returns figures that change when the file does, without reading it. For SQLite they include the size of the WAL file."""
     about = path.stat()
     found: dict[str, Any] = {"size": about.st_size, "modified_ns": about.st_mtime_ns}
     if form is Form.SQLITE:
@@ -140,9 +146,9 @@ def _database(dsn: str) -> Input:
 
 
 def unchanged(found: Input, before: Mapping[str, Any]) -> Input:
-    """The input as the job began with it; raises ``SourceChanged`` when it is another one now.
+    """Returns the input with the identity with which the job began. Raises ``SourceChanged`` if a file has changed.
 
-    A server's database may have grown: the job reads what it began with.
+    A PostgreSQL database may have grown. The job then reads the stream orderings with which it began.
     """
     if found.form is not Form.POSTGRESQL and dict(found.identity) != dict(before):
         raise _changed(found)
@@ -150,7 +156,7 @@ def unchanged(found: Input, before: Mapping[str, Any]) -> Input:
 
 
 def check_unchanged(inputs: Sequence[Input]) -> None:
-    """Raises ``SourceChanged`` when a file is not what it was when it was opened."""
+    """Raises ``SourceChanged`` if a file has changed since it was opened."""
     for one in inputs:
         if one.form is Form.POSTGRESQL:
             continue
@@ -171,7 +177,7 @@ def _changed(one: Input) -> SourceChanged:
 
 @contextmanager
 def parts_of_inputs(inputs: Sequence[Input], part_bytes: int) -> Iterator[list[Part]]:
-    """The parts of all inputs in their order, good within the block. Raises ``UnusableSource``."""
+    """Yields the parts of all inputs, in their order. They can be read within the block only. Raises ``UnusableSource``."""
     with ExitStack() as stack:
         yield [part for number, one in enumerate(inputs) for part in _parts(stack, number, one, part_bytes)]
 
@@ -187,7 +193,10 @@ def _parts(stack: ExitStack, number: int, one: Input, part_bytes: int) -> list[P
 
 
 def announcing_rows(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine | PassedLines]:
-    """Those rows of a part that may tell a room's version to others; what comes last tells how many lines a file has."""
+    """Yields the rows of a part that may announce a room version, and possibly others.
+
+    For a file of lines, the last item is a ``PassedLines`` with the number of lines.
+    """
     if part.form is Form.PARQUET:
         return parquet.announcing_rows(part)
     if part.form in (Form.POSTGRESQL, Form.SQLITE):
@@ -196,7 +205,7 @@ def announcing_rows(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine 
 
 
 def read_part(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine]:
-    """The rows of a part, in order."""
+    """Yields the rows of a part, in order."""
     if part.form is Form.PARQUET:
         return parquet.read_rows(part)
     if part.form in (Form.POSTGRESQL, Form.SQLITE):

@@ -1,8 +1,8 @@
-"""Lines of input files, as bytes, whatever is in them (pure but for reading the files).
+"""Reads lines of input files as bytes, of whatever content (pure but for reading the files).
 
-A plain file is read in byte ranges, a compressed one as a whole. Lines that are too long and archives that break off come out as
-``BrokenLine``, never as an error. Blank lines are counted in the numbering and otherwise ignored. Memory is bounded by the limit
-of a line.
+A plain file is read in byte ranges, a compressed one as a whole. A line that is too long, and an archive that breaks off,
+become a ``BrokenLine``, never an exception. Blank lines are numbered, and otherwise ignored. Memory is bounded by the
+limit for a line.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from pipeline.importing.sources.parts import HEAD_BYTES, BrokenLine, Form, Line,
 __all__ = ["announcing_lines", "compression_of", "parts_of", "read_lines"]
 
 _CHUNK_BYTES = 1024 * 1024
-#: Behind a part only the rest of its last line is wanted.
+#: Chunk size after the end of a part, where only the rest of its last line is needed.
 _BEHIND_BYTES = 64 * 1024
 _MAGIC = {b"\x1f\x8b": Form.GZIP, b"\x28\xb5\x2f\xfd": Form.ZSTD}
-#: A frame that holds no data and is to be skipped may begin a Zstandard file, too.
+#: A Zstandard file may also begin with a skippable frame, which holds no data.
 _SKIPPABLE_ZSTD = (b"\x2a\x4d\x18", range(0x50, 0x60))
-#: Zstandard's reader gives nothing of a piece in which it fails, so what breaks is read again in smaller ones.
+#: Sizes of reads. If a read fails, Zstandard's reader returns none of its bytes. So after an error the file is read again in
+#: smaller pieces, to get all content before the error.
 _ZSTD_PIECES = (64 * 1024, 1024, 1)
 Broken = tuple[str, Exception]
 
 
 def compression_of(head: bytes) -> Form:
-    """Whether a file that begins so is compressed, and how."""
+    """Returns the format of a file with these first bytes: gzip, Zstandard, or plain lines."""
     if head[1:4] == _SKIPPABLE_ZSTD[0] and head[0] in _SKIPPABLE_ZSTD[1]:
         return Form.ZSTD
     return next((form for magic, form in _MAGIC.items() if head.startswith(magic)), Form.LINES)
 
 
 def parts_of(file: int, path: Path, part_bytes: int) -> list[Part]:
-    """The parts of a file, in order; at least one."""
+    """Returns the parts of a file in order, at least one. A compressed file is one part."""
     with path.open("rb") as source:
         form = compression_of(source.read(4))
     if form is not Form.LINES:
@@ -49,12 +50,15 @@ def parts_of(file: int, path: Path, part_bytes: int) -> list[Part]:
 
 
 def read_lines(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine]:
-    """The part's lines in order. Raises ``OSError`` when the file cannot be read."""
+    """Yields the part's lines in order. Raises ``OSError`` if the file cannot be read."""
     return _cut(part, lambda length: _Cutter(limit_bytes, length))
 
 
 def announcing_lines(part: Part, limit_bytes: int, word: bytes) -> Iterator[Line | BrokenLine | PassedLines]:
-    """The part's lines that hold ``word``, perhaps others too, and last how many lines there are. Raises ``OSError``."""
+    """Yields the part's lines that contain ``word``, and possibly others. Raises ``OSError``.
+
+    The last item is a ``PassedLines`` with the number of lines in the part.
+    """
     return _cut(part, lambda length: _Finder(limit_bytes, length, word))
 
 
@@ -72,10 +76,10 @@ def _cut(part: Part, cutter: Callable[[int | None], _Cutter]) -> Iterator[Any]:
 
 
 def _seek_first_line(raw: IO[bytes], start: int) -> int:
-    """Offset of the first line that begins at or after ``start``; the file stands there."""
+    """Moves the file to the first line that begins at or after ``start``, and returns that line's offset."""
     if start == 0:
         return 0
-    raw.seek(start - 1)
+    raw.seek(start - 1)  # if this byte is a line feed, a line begins exactly at ``start``
     while chunk := raw.readline(_CHUNK_BYTES):
         if chunk.endswith(b"\n"):
             break
@@ -88,8 +92,8 @@ def _chunks(read: Callable[[int], bytes], size: int = _CHUNK_BYTES) -> Iterator[
 
 
 def _chunks_within(read: Callable[[int], bytes], length: int | None) -> Iterator[bytes]:
-    """The first ``length`` bytes and, in chunks of their own, what comes behind them."""
-    left = length
+    """Yields the first ``length`` bytes in chunks, then the bytes after them in chunks of their own."""
+    left = length  # None: the whole rest of the file
     while left is not None and left > 0 and (chunk := read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
         yield chunk
@@ -97,7 +101,7 @@ def _chunks_within(read: Callable[[int], bytes], length: int | None) -> Iterator
 
 
 def _gzip_chunks(raw: IO[bytes]) -> Iterator[bytes | Broken]:
-    """The content in chunks; the last item is why it ended, if that is an error."""
+    """Yields the content in chunks. If reading ends with an error, the last item is (reason, error)."""
     given = Expansion()
     try:
         for chunk in _chunks(gzip.GzipFile(fileobj=raw).read1):
@@ -112,7 +116,7 @@ def _gzip_chunks(raw: IO[bytes]) -> Iterator[bytes | Broken]:
 
 
 def _zstd_chunks(path: str) -> Iterator[bytes | Broken]:
-    """The same of Zstandard."""
+    """Yields the content in chunks, like ``_gzip_chunks``."""
     given, likely = 0, Expansion()
     broken: Exception | None = None
     for piece in _ZSTD_PIECES:
@@ -127,10 +131,10 @@ def _zstd_chunks(path: str) -> Iterator[bytes | Broken]:
             yield REASON, error
             return
         except OSError as error:
-            if error.errno is not None:  # of the file system
+            if error.errno is not None:  # an error of the file system, not of the content
                 raise
             broken = error
-            given += reached
+            given += reached  # the next pass skips what was yielded
         else:
             return
     if broken is not None:
@@ -138,7 +142,7 @@ def _zstd_chunks(path: str) -> Iterator[bytes | Broken]:
 
 
 def _zstd(path: str) -> tuple[Any, Callable[[int], bytes]]:
-    """The file, and how its content is read."""
+    """Returns the compressed file, and a function that reads its content."""
     import pyarrow  # noqa: PLC0415 - only where such files are read
 
     raw = pyarrow.OSFile(path)
@@ -146,28 +150,28 @@ def _zstd(path: str) -> tuple[Any, Callable[[int], bytes]]:
 
 
 def _from(read: Callable[[int], bytes], offset: int, piece: int) -> Iterator[bytes]:
-    """What comes behind the first ``offset`` bytes, which were read in whole pieces before."""
+    """Yields the content after the first ``offset`` bytes. These were read before, so reading them again does not fail."""
     while offset > 0 and (skipped := read(min(offset, _ZSTD_PIECES[0]))):
         offset -= len(skipped)
     yield from _chunks(read, piece)
 
 
 class _Cutter:
-    """Collects bytes until a line is whole; of a line beyond the limit only the head is kept.
+    """Splits chunks into lines. Of a line over the limit it keeps only the first bytes.
 
-    Lines are cut that begin within the first ``length`` bytes; no chunk reaches over that place.
+    It yields the lines that begin within the first ``length`` bytes. A chunk must not extend across that offset.
     """
 
     def __init__(self, limit: int, length: int | None) -> None:
         self._limit = limit
         self._end = sys.maxsize if length is None else length
         self._number = 1
-        self._offset = 0  # where the line that is being collected begins
+        self._offset = 0  # begin of the line that is being collected
         self._collected: list[bytes] = []
         self._size = 0
 
     def cut(self, chunks: Iterator[Any]) -> Iterator[Line | BrokenLine | PassedLines]:
-        """What the chunks hold, until a line would begin outside the part."""
+        """Yields the lines of the chunks, until the next line would begin after the part."""
         while self._offset < self._end and (chunk := next(chunks, None)) is not None:
             if isinstance(chunk, tuple):
                 yield self._broken_off(*chunk)
@@ -177,6 +181,7 @@ class _Cutter:
             yield found
 
     def _feed(self, chunk: bytes) -> Iterator[Line | BrokenLine]:
+        # A gigabyte of blank lines compresses to little. If all whole lines of the chunk are blank, count them at once.
         first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
         if (
             chunk[first : first + 1].isspace()
@@ -184,7 +189,7 @@ class _Cutter:
             and chunk[first:last].isspace()
         ):
             yield from self._lines(chunk[:first])
-            self._number += chunk.count(b"\n", first, last)  # of blank lines a gigabyte packs well
+            self._number += chunk.count(b"\n", first, last)
             self._offset += last - first
             self._collect(chunk[last:])
         else:
@@ -207,7 +212,7 @@ class _Cutter:
             self._size += len(piece)
 
     def _line(self, piece: bytes, separator: int) -> Line | BrokenLine | None:
-        """The line that ends with this piece, null for a blank one."""
+        """Returns the line that ends with this piece, or null for a blank one."""
         content, size = piece, len(piece)
         if self._size:
             self._collect(piece)
@@ -222,14 +227,17 @@ class _Cutter:
         return None if not content or content.isspace() else Line(number, content)
 
     def _broken_off(self, reason: str, error: Exception) -> BrokenLine:
-        """What stands for the rest of an archive that cannot be read on."""
+        """Returns the ``BrokenLine`` that stands for the rest of an unreadable archive."""
         number = self._number
         self._number += 1
         return BrokenLine(number, reason, str(error), b"".join(self._collected)[:HEAD_BYTES])
 
 
 class _Finder(_Cutter):
-    """Passes over lines without a word in them, as many at a time as a chunk holds whole; the others come out."""
+    """Finds the lines that contain a word.
+
+    Whole lines of a chunk without the word are skipped. All other lines are yielded.
+    """
 
     def __init__(self, limit: int, length: int | None, word: bytes) -> None:
         super().__init__(limit, length)
@@ -241,7 +249,7 @@ class _Finder(_Cutter):
 
     def _feed(self, chunk: bytes) -> Iterator[Line | BrokenLine]:
         first, last = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
-        yield from super()._feed(chunk[:first])  # with what was collected before
+        yield from super()._feed(chunk[:first])  # completes the line that was collected from earlier chunks
         if self._offset >= self._end:
             return
         yield from self._whole(chunk[first:last])

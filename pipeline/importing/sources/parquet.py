@@ -1,13 +1,13 @@
-"""Events in Parquet files: which columns are taken, and their rows (no Django).
+"""Events in Parquet files: the columns that are read, and the rows (no Django).
 
-Taken are ``json`` (an event's exact bytes, or text) and, where there are columns of these names, what a JSON Lines wrapper may
-tell (``pipeline.importing.sources.parts.TOLD``); other columns are left alone. Row groups are the parts. A row group that
-cannot be decoded is one broken line, and the next one is read. Memory: one batch of rows, and of each column a buffer and a
-page.
+The column ``json`` holds an event's exact bytes, or text. Columns with the names in
+``pipeline.importing.sources.parts.TOLD`` are read too, if they exist. Other columns are ignored. A part is a range of row
+groups. A row group that cannot be decoded becomes one broken line, and the next one is read. Memory holds one batch of
+rows, and for each column a buffer and a page.
 
-A few hundred bytes may stand for gigabytes: of a value that stands in the file once, a row costs a bit. So pages are looked at
-before they are unpacked (``_rows_at_once``), and what rows hold is measured against the file's bytes
-(``pipeline.importing.sources.expansion``).
+A few hundred bytes can expand to gigabytes: if a value is stored once, each row with it costs a bit. So the headers of
+pages are checked before pages are unpacked (``_rows_at_once``), and the size of the rows is compared with that of the
+file (``pipeline.importing.sources.expansion``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _ROWS_PER_BATCH = 1_000
 _BUFFER_BYTES = 1024 * 1024
 _ROWS_PER_PART = 50_000
 _BATCH_BYTES = 32 * 1024 * 1024
-#: A thousand of the largest events, which is what some programs write at a time, and half as much again.
+#: Largest page: room for 1,000 events of maximum size, which some programs write at a time, and half as much again.
 _PAGE_BYTES = 100 * 1024 * 1024
-#: What belongs to a value while its page is read: its place and length.
+#: Memory for the place and the length of a value, while its page is read.
 _BYTES_PER_VALUE = 16
 _LARGEST_TEXT = 64 * 1024
 _MOST_ROWS = 2**31
@@ -44,13 +44,16 @@ _DELTA_BYTE_ARRAY = 7
 
 
 def check_file(path: Path) -> None:
-    """Raises ``UnusableSource`` unless events can be read from the file, by what its end says of it."""
+    """Raises ``UnusableSource`` if the file's footer is not that of a Parquet file with the needed columns."""
     with _inspected(path):
         pass
 
 
 def parts_of(file: int, path: Path) -> list[Part]:
-    """Some ten thousand rows of whole row groups each; at least one part. Raises ``UnusableSource``."""
+    """Returns parts of whole row groups, with at most 50,000 rows unless one group has more. Returns at least one part.
+
+    Raises ``UnusableSource`` if the file is unusable or claims too many rows.
+    """
     with _inspected(path) as source:
         sizes = [source.metadata.row_group(n).num_rows for n in range(source.metadata.num_row_groups)]
     if sum(sizes) > _MOST_ROWS:
@@ -78,7 +81,7 @@ def _inspected(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def check_columns(schema: pa.Schema, name: str) -> None:
-    """Raises ``UnusableSource`` unless events can be read from a file of these columns."""
+    """Raises ``UnusableSource`` if a file with these columns cannot be read: no ``json``, a wrong type, or a name used twice."""
     wanted = _kinds()
     if _JSON not in schema.names:
         raise UnusableSource(
@@ -96,7 +99,7 @@ def check_columns(schema: pa.Schema, name: str) -> None:
 
 
 def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """Of each column that is taken: whether a type fits, and which do in words."""
+    """Returns, by column name, a predicate on the column's type, and a text that names the allowed types."""
     from pyarrow import types  # noqa: PLC0415
 
     def is_text(kind: Any) -> bool:
@@ -116,14 +119,14 @@ def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type of the values, where a column keeps each of them once."""
+    """Returns the value type of a dictionary type. Any other type is returned as it is."""
     from pyarrow import types  # noqa: PLC0415
 
     return kind.value_type if types.is_dictionary(kind) else kind
 
 
 def _groups_of_parts(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
-    """(first row group, the one behind the last, rows)."""
+    """Yields (first row group, last row group + 1, rows) of each part."""
     first, rows = 0, 0
     for number, size in enumerate(sizes):
         if rows and rows + size > _ROWS_PER_PART:
@@ -134,7 +137,7 @@ def _groups_of_parts(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
-    """The rows of the part's row groups, in order. Raises ``OSError`` when the file cannot be read."""
+    """Yields the rows of the part's row groups, in order. Raises ``OSError`` if the file cannot be read."""
     with _opened(part.path) as source:
         number = 0
         for group in _groups(part):
@@ -143,7 +146,7 @@ def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
 
 
 def announcing_rows(part: Part) -> Iterator[Line | BrokenLine]:
-    """The rows of those row groups in which rows have no room version."""
+    """Yields the rows of those row groups that have, or may have, rows without a room version."""
     with _opened(part.path) as source:
         for group in _groups(part):
             if not _all_versions_told(source.metadata.row_group(group)):
@@ -167,11 +170,11 @@ def _opened(path: str) -> Iterator[_Source]:
 
 
 class _TooLarge(Exception):
-    """Unpacked, a page would not fit."""
+    """An error for a page that would take too much memory."""
 
 
 class _Source:
-    """A file that is read, and the same as bytes."""
+    """An open file, as Parquet and as bytes."""
 
     def __init__(self, raw: IO[bytes], file: pq.ParquetFile) -> None:
         self._raw, self._file = raw, file
@@ -181,7 +184,10 @@ class _Source:
         self._packed = 0
 
     def rows_or_why(self, group: int, before: int) -> Iterator[Line | BrokenLine]:
-        """The rows of a group, numbered after ``before``; where it cannot be decoded, one broken line instead of the rest."""
+        """Yields the rows of a group, numbered from ``before`` + 1.
+
+        If decoding fails, one broken line takes the place of the remaining rows.
+        """
         import pyarrow as pa  # noqa: PLC0415
 
         number, reason = before, "corrupt-parquet"
@@ -211,10 +217,7 @@ class _Source:
                 yield json, dict(zip(columns, values, strict=True))
 
     def _rows_at_once(self, group: int) -> int:
-        """So many rows that they take some memory at most, by what the pages say; raises ``_TooLarge`` and ``BadPage``.
-
-        A value of a dictionary, or one that goes on from the value before, may be as large as its whole page in every row.
-        """
+        """Returns a batch size that bounds memory, from the headers of the pages. Raises ``_TooLarge`` and ``BadPage``."""
         of_row = 0
         about = self.metadata.row_group(group)
         for column in map(about.column, range(about.num_columns)):
@@ -230,12 +233,13 @@ class _Source:
 
 
 def _of_row(page: Page, name: str) -> int:
-    """Bytes that a row of the column may take."""
+    """Returns the largest number of bytes that one row of the page may take. Raises ``_TooLarge``."""
     if page.size > _PAGE_BYTES or page.values * _BYTES_PER_VALUE > _PAGE_BYTES:
         raise _TooLarge(
             f"a page of column {name!r} unpacks to {page.size:,} bytes and {page.values:,} values; limits are {_PAGE_BYTES:,} "
             f"and {_PAGE_BYTES // _BYTES_PER_VALUE:,}. Write the file with smaller pages"
         )
+    # A dictionary's value, or one that repeats a prefix of the value before, may be as large as its page in every row.
     whole = page.is_dictionary or page.encoding == _DELTA_BYTE_ARRAY
     return page.size if whole else page.size // max(page.values, 1)
 
@@ -251,14 +255,14 @@ def _line(number: int, json: bytes | None, told: dict[str, Any]) -> Line | Broke
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """Text as its bytes, whatever they are: the parser says what is wrong with them."""
+    """Returns text as bytes, also if it is no valid UTF-8. The event parser reports what is wrong with them."""
     import pyarrow as pa  # noqa: PLC0415
 
     return column.cast(pa.large_binary())
 
 
 def _as_plain(column: pa.Array) -> pa.Array:
-    """The values themselves, where each is kept once."""
+    """Returns the column with its values in full. A dictionary column is decoded."""
     return column.cast(_plain(column.type))
 
 

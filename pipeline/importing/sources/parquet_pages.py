@@ -1,7 +1,7 @@
-"""The pages of a column in a Parquet file, by their headers, before anything is unpacked (pure but for reading the file).
+"""Reads the headers of a column's pages in a Parquet file, before any page is unpacked (pure but for reading the file).
 
-What a page unpacks to stands in its header alone: the file's end may say something else, and the reader allocates what the header
-says. Headers are Thrift structures in its compact protocol.
+Only its header gives the unpacked size of a page. The file's footer may give another one, and the Parquet reader
+allocates the size in the header. Headers are Thrift structures in the compact protocol.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _DEEPEST = 8
 _BOOLEANS = {1: True, 2: False}
 _STOP = 0
 _LONG_LIST = 15
-#: Of a page header: fields of the kinds of pages, and where these have their values' number and encoding.
+#: Fields of a page header, one for each kind of page. Their field 1 is the number of values; the encoding's field differs.
 _DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
 _ENCODING_FIELD = {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}
 
 
 class BadPage(Exception):
-    """The bytes are no header of a page."""
+    """An error for bytes that are not a valid page header."""
 
 
 class _TooShort(Exception):
-    """The header goes on behind the bytes that were read."""
+    """An error for a header that continues after the bytes that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: bytes when it is unpacked, its values, the number of their encoding."""
+    """A page: its unpacked size in bytes, the number of values, and the number of their encoding."""
 
     size: int
     values: int
@@ -42,7 +42,7 @@ class Page:
 
 
 def pages(file: IO[bytes], start: int, length: int) -> Iterator[Page]:
-    """The pages of the column chunk at these bytes of the file. Raises ``BadPage`` and ``OSError``."""
+    """Yields the pages of the column chunk of ``length`` bytes at offset ``start``. Raises ``BadPage`` and ``OSError``."""
     end = start + length
     while start < end:
         header, size = _header(file, start, end)
@@ -63,7 +63,7 @@ def _count(value: object) -> int:
 
 
 def _header(file: IO[bytes], start: int, end: int) -> tuple[dict[int, Any], int]:
-    """The header at a place and its length."""
+    """Returns the header at an offset, and its length in bytes."""
     wanted = _FIRST_READ
     while True:
         file.seek(start)
@@ -78,13 +78,13 @@ def _header(file: IO[bytes], start: int, end: int) -> tuple[dict[int, Any], int]
 
 
 class _Compact:
-    """Reads values of Thrift's compact protocol."""
+    """Decoder for Thrift's compact protocol."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self.place = 0
         self._kinds: dict[int, Callable[[int], Any]] = {
-            **dict.fromkeys((1, 2, 3), lambda _: self._byte()),  # in a list a boolean is a byte, too
+            **dict.fromkeys((1, 2, 3), lambda _: self._byte()),  # in a list a boolean takes a byte of its own
             **dict.fromkeys((4, 5, 6), lambda _: self._integer()),
             7: lambda _: self._bytes(8),
             8: lambda _: self._bytes(self._unsigned()),
@@ -94,7 +94,7 @@ class _Compact:
         }
 
     def struct(self, depth: int) -> dict[int, Any]:
-        """Fields by their numbers."""
+        """Returns the values of a structure, by field number."""
         found: dict[int, Any] = {}
         number = 0
         while (head := self._byte()) != _STOP:
@@ -119,7 +119,10 @@ class _Compact:
         return [(self._value(kinds >> 4, depth), self._value(kinds & 15, depth)) for _ in range(count)]
 
     def _checked(self, count: int) -> int:
-        """Each element takes a byte at least."""
+        """Returns the count of elements of a list or map.
+
+        Raises ``_TooShort`` if it exceeds the number of bytes left, because each element takes at least one byte.
+        """
         if count > len(self._content) - self.place:
             raise _TooShort
         return count

@@ -1,7 +1,7 @@
-"""What an import reads: parts of sources, and the rows that they give (pure).
+"""Parts of sources, and the lines that reading them yields (pure).
 
-A source (a file, a database) is cut into *parts*, each of which a task reads by itself. Every row gets its number within the
-part, counted from 1; what cannot be had comes out as a ``BrokenLine``, never as an error.
+A source is a file or a database. It is cut into *parts*, and each part is read by one task. Each line or row has a number
+within its part, from 1. One that cannot be read is a ``BrokenLine``, never an exception.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 __all__ = ["HEAD_BYTES", "TOLD", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
 
 HEAD_BYTES = 300
-"""How much of a broken line is kept."""
+"""Bytes of a broken line that are kept."""
 TOLD = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
-"""What a source may tell of an event besides its JSON: keys of a JSON Lines wrapper, columns of a table."""
+"""Values beside an event's JSON that a source may give: keys of a JSON Lines wrapper, or columns of a table."""
 
 
 class Form(StrEnum):
-    """What a source is; told by its content, never by its name."""
+    """The format of a source. It is determined by the content, never by the name."""
 
     LINES = "lines"
     GZIP = "gzip"
@@ -34,11 +34,12 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a source; ``path`` opens it, ``name`` is what people see (no password).
+    """A piece of a source. ``path`` opens it; ``name`` is for display, without a password.
 
-    ``start`` and ``end`` are offsets of plain lines (lines that begin in ``start <= offset < end``), row groups of Parquet, and
-    stream orderings of a database; ``end`` None: all the rest. ``rows`` is how many rows it has, where that is known without
-    reading. ``snapshot`` is the view of a database that all its parts share.
+    ``file`` is the number of the source. ``start`` and ``end`` (exclusive; None: to the end) are byte offsets of a plain
+    file, row groups of Parquet, or stream orderings of a database. A line belongs to the part in which it begins.
+    ``rows`` is the number of rows, if it is known without reading. ``snapshot`` is the exported snapshot of a PostgreSQL
+    database that all its parts share.
     """
 
     file: int
@@ -52,7 +53,7 @@ class Part:
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """A line without its line feed, or an event's bytes with what the source tells of it in columns of their own."""
+    """A line without its line feed, or an event's JSON with the values of the columns beside it (``told``)."""
 
     number: int
     content: bytes
@@ -61,7 +62,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class BrokenLine:
-    """A line that cannot be had: why, and its first bytes."""
+    """A line that cannot be read: the reason, the detail, and its first bytes."""
 
     number: int
     reason: str
@@ -71,6 +72,6 @@ class BrokenLine:
 
 @dataclass(frozen=True, slots=True)
 class PassedLines:
-    """Up to this number there are lines that nobody asked for."""
+    """Marker that the lines up to this number were skipped."""
 
     number: int

@@ -1,9 +1,9 @@
-"""Events in the database of a Synapse server, PostgreSQL or a SQLite file: its schema checked, and its rows (no Django).
+"""Events in the database of a Synapse server, PostgreSQL or a SQLite file: schema check and rows (no Django).
 
-Read are ``events``, ``event_json``, ``rooms`` and ``rejections``, and nothing is ever written. State groups are not needed: the
-state follows from the events. A part is a range of stream orderings. On PostgreSQL all parts see the same snapshot, so the
-server may go on meanwhile; a SQLite file must be at rest. What the server found of an event (outlier, rejected, soft-failed,
-its place in the stream) is believed.
+The tables ``events``, ``event_json``, ``rooms`` and ``rejections`` are read, and nothing is written. State groups are not
+needed, because state follows from the events. A part is a range of stream orderings. On PostgreSQL all parts read one
+snapshot, so the server may keep running. A SQLite file must not change. The server's findings about an event are trusted:
+outlier, rejected, soft-failed, and the place in the stream.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MAGIC = b"SQLite format 3\0"
-#: Schema versions of the servers whose databases this was tried on: 1.43 and 1.163.
+#: Schema versions of the oldest and newest server whose databases were tested: 1.43 and 1.163.
 OLDEST_SCHEMA, NEWEST_SCHEMA = 63, 94
 ROWS_PER_PART = 50_000
 _ROWS_PER_FETCH = 500
@@ -55,7 +55,7 @@ _COLUMNS = {
     Form.SQLITE: "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'",
 }
 _UNPLACED = "SELECT count(*) FROM events WHERE stream_ordering IS NULL"
-#: Ranges of equally many events, and how many each has.
+#: Ranges of stream orderings with equally many events: first, last + 1, number of events.
 _BOUNDS = f"""
 SELECT min(stream_ordering), max(stream_ordering) + 1, count(*) FROM (
     SELECT stream_ordering, (row_number() OVER (ORDER BY stream_ordering) - 1) / {ROWS_PER_PART} AS part FROM events
@@ -67,16 +67,16 @@ FROM events e LEFT JOIN event_json j ON j.event_id = e.event_id
 LEFT JOIN rooms r ON r.room_id = e.room_id LEFT JOIN rejections x ON x.event_id = e.event_id
 WHERE e.stream_ordering >= {place} AND e.stream_ordering < {place} {more} ORDER BY e.stream_ordering
 """
-#: The create events of old rooms, whose version stands nowhere else.
+#: The create events of old rooms, whose version is stored only there.
 _ANNOUNCING = "AND r.room_version IS NULL AND e.type = 'm.room.create'"
-#: SQLite's text may be no text at all; as a blob it comes as it is.
+#: SQLite does not check that text is valid. As a blob it is returned unchanged.
 _JSON = {Form.POSTGRESQL: "j.json", Form.SQLITE: "CAST(j.json AS BLOB)"}
 _PLACE = {Form.POSTGRESQL: "%s", Form.SQLITE: "?"}
 Bounds = list[tuple[int, int, int]]
 
 
 class _Metadata(msgspec.Struct):
-    """What is taken of the column ``internal_metadata``."""
+    """The field that is read from the column ``internal_metadata``."""
 
     soft_failed: bool = False
 
@@ -88,13 +88,12 @@ _METADATA = msgspec.json.Decoder(_Metadata)
 
 
 def name_of(dsn: str) -> str:
-    """A PostgreSQL URL as people may see it: without passwords. Raises ``UnusableSource``.
-
-    A character that ends the password for one reader of URLs and not for another would leave a piece of it in the name.
-    """
+    """Returns a PostgreSQL URL without passwords, for display. Raises ``UnusableSource`` if the URL is invalid or ambiguous."""
     try:
         parse_dsn(dsn)
         url = urlsplit(dsn)
+        # libpq and urlsplit may disagree where a password ends. An "@" after the host shows that urlsplit took a piece of
+        # the password for path, query or fragment, and the name would show it.
         misread = "@" in url.path + url.query + url.fragment
     except (psycopg2.ProgrammingError, ValueError):
         misread = True
@@ -109,9 +108,10 @@ def name_of(dsn: str) -> str:
 
 
 def inspect(form: Form, path: str, name: str) -> tuple[int, Bounds]:
-    """The schema version, and (first stream ordering, the one behind the last, events) of each part.
+    """Returns the schema version, and (first stream ordering, last one + 1, events) of each part.
 
-    Raises ``UnusableSource`` for what is no database of a Synapse whose schema is known.
+    Raises ``UnusableSource`` if this is not a Synapse database with a known schema, or if events have no stream ordering
+    yet.
     """
     try:
         with _opened(form, path) as connection:
@@ -139,7 +139,10 @@ def _check_tables(connection: Any, form: Form, name: str) -> None:
 
 
 def _check_version(connection: Any, name: str) -> int:
-    """A newer schema is good if servers of the newest known one may still use it: that is what the second number says."""
+    """Returns the schema version. Raises ``UnusableSource`` for an unknown one.
+
+    A newer schema is accepted if servers of the newest known version may still use it, by ``schema_compat_version``.
+    """
     ((version, compatible),) = _all(connection, _VERSIONS)
     if version is None or compatible is None or version < OLDEST_SCHEMA or compatible > NEWEST_SCHEMA:
         raise UnusableSource(
@@ -151,16 +154,16 @@ def _check_version(connection: Any, name: str) -> int:
 
 
 def parts_of(file: int, form: Form, path: str, name: str, bounds: Sequence[Sequence[int]]) -> list[Part]:
-    """The parts, with their names and numbers of rows."""
+    """Returns a part for each range of stream orderings."""
     return [Part(file, path, start, end, form, name, rows) for start, end, rows in bounds]
 
 
 @contextmanager
 def share_snapshot(path: str) -> Iterator[str | None]:
-    """A snapshot of PostgreSQL for all parts, good within the block; null where the server gives none."""
+    """Yields the name of an exported snapshot, valid within the block, or null if the server cannot export one."""
     with _opened(Form.POSTGRESQL, path) as connection:
         snapshot = None
-        with suppress(psycopg2.Error):  # a standby of an old version, for instance
+        with suppress(psycopg2.Error):  # for instance, a standby of an old version cannot export one
             ((snapshot,),) = _all(connection, "SELECT pg_export_snapshot()")
         yield snapshot
 
@@ -169,7 +172,7 @@ def share_snapshot(path: str) -> Iterator[str | None]:
 
 
 def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
-    """The part's events in the order of the stream. Raises the database's errors when PostgreSQL goes away."""
+    """Yields the part's events by ascending stream ordering. Raises the driver's errors if PostgreSQL is lost."""
     number = 0
     try:
         for number, row in enumerate(_rows(part), 1):
@@ -179,8 +182,8 @@ def read_rows(part: Part) -> Iterator[Line | BrokenLine]:
 
 
 def announcing_rows(part: Part) -> Iterator[Line | BrokenLine]:
-    """The create events of rooms whose version has no column."""
-    with suppress(sqlite3.DatabaseError):  # told when the rows themselves are read
+    """Yields the create events of rooms without a version in ``rooms``."""
+    with suppress(sqlite3.DatabaseError):  # read_rows reports the error
         for number, row in enumerate(_rows(part, _ANNOUNCING), 1):
             yield _line(number, row)
 
@@ -226,7 +229,7 @@ def _postgresql(dsn: str, snapshot: str | None) -> Any:
     connection = psycopg2.connect(dsn, application_name="replsite import", connect_timeout=_CONNECT_SECONDS)
     connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
     with connection.cursor() as cursor:
-        if snapshot is not None:
+        if snapshot is not None:  # must be the first statement of the transaction
             cursor.execute("SET TRANSACTION SNAPSHOT %s", [snapshot])
         cursor.execute(NO_LIMITS)
     return connection
