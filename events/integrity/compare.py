@@ -235,7 +235,8 @@ def _current(rows: RoomRows, should: Computed) -> Iterator[Difference]:
 def _redacted(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     applied = should.redactions()
     for row in rows.events:
-        # Of several redactions of one event, the first that came is stored. Their order is unknown here, so each is right.
+        # Of several redactions of one event, the first that came is stored. Their order is unknown here, so each is
+        # right.
         right: Sequence[str | None] = applied.get(row.event_id) or [None]
         if row.redacted_by in right or should.undecided(row.redacted_by):
             continue
@@ -267,7 +268,8 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     if rows.visibility_unresolved != (right is None):
         stored = rows.visibility_unresolved
         yield Difference("visibility", "events_room", rows.room_id, "visibility_unresolved", stored, right is None)
-    # Equal visibility may be laid out in different ranges, so what users see is compared, and rows are listed only after that.
+    # Equal visibility may be laid out in different ranges, so what users see is compared, and rows are listed only
+    # after that.
     if _tell_the_same(rows, should, right) or _is_cut_off(rows, should):
         return
     stored_rows, right_rows = set(rows.ranges), set(right or [])

@@ -121,8 +121,8 @@ def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = Non
     """
     # The lock that ``persist`` takes, and first as there. From here on no other transaction writes in the room.
     cursor.execute(_LOCK, [room_id])
-    # A finds damage without the lock, B writes in the room and commits, A gets the lock. The mark differs then, and A has to
-    # compute again, or it would undo what B wrote.
+    # A finds damage without the lock, B writes in the room and commits, A gets the lock. The mark differs then, and A
+    # has to compute again, or it would undo what B wrote.
     if found is None or found.mark is None or found.mark != read_mark(cursor, room_id):
         found = find_damage(cursor, room_id)
     if found is None:

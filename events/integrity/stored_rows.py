@@ -26,7 +26,8 @@ _ROOM_COLUMNS = (
     "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
 )  # fmt: skip
 _ROOM = f"SELECT {', '.join(_ROOM_COLUMNS)} FROM events_room WHERE room_id = %(room)s"
-#: The next events of a room by stream ordering. The columns after the first ``_OWN`` are the first fields of ``Columns``.
+#: The next events of a room by stream ordering. The columns after the first ``_OWN`` are the first fields of
+#: ``Columns``.
 _EVENTS = """
 SELECT event_id, stream_ordering, outlier, rejected_reason, soft_failed, redacted_by, state_unresolved,
   censored_at IS NOT NULL, state_group, type, state_key, sender, topological_ordering, origin_server_ts, membership, redacts,
