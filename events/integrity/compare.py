@@ -286,9 +286,9 @@ def _tell_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityR
 
 
 def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
-    """Returns true if older events, the create event among them, were purged and stored ranges begin below all that are left.
+    """Returns true if stored ranges begin below all events that are here, and the create event is not among these.
 
-    Visibility right above the purged events followed from them, so it cannot be recomputed.
+    Older events were purged then. Visibility right above them followed from them, so it cannot be recomputed.
     """
     first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
     begins_here = should.create is not None and not should.create.outlier

@@ -1,9 +1,9 @@
 """Computes what the rows of a room should be, by applying the rules again to its stored JSON (pure).
 
 Stored verdicts are taken as given, because they depend on the order of arrival or came from outside. The state before an
-event may have been given from outside, too, if prev events came later or never. Such a state counts as stored for all
-events above it. If the rules give another one, that is a *doubt*. Everything else follows from the events, so a
-difference in it is damage.
+event may also have come from outside, with the event, if its prev events came later or never. Such a state is taken as
+stored, and all events above it build on it. If the rules give another one, that is a *doubt*. Everything else follows
+from the events, so a difference in it is damage.
 
 ``compute`` takes the rows of one room and sends no query, so rooms can be checked in parallel, in any process.
 """

@@ -302,7 +302,10 @@ class _Groups:
         return self._numbers[after]
 
     def _number(self, group: int) -> int:
-        """Returns the number of a group with the state of a computed group: a stored group, or a new one built on stored ones."""
+        """Returns the builder's number of a group that has the same state as a computed group.
+
+        That is a stored group if one has the state, else a new group built on a stored one.
+        """
         line = []
         below: int | None = group
         while below is not None and below not in self._numbers and not self._adopt(below):

@@ -215,7 +215,9 @@ class GroupPurge:
         return found
 
     def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
-        """Deletes groups that only others of ``groups`` build on. Leaves those that are needed now."""
+        """Deletes the groups, except those that are needed now. No group outside ``groups`` was built on them when they were
+        planned.
+        """
         going = set(groups)
         # A group that stays needs the groups below it. So each round may find more that have to stay.
         while needed := _needed(cursor, sorted(going)):
@@ -281,7 +283,8 @@ def _locked(room_id: str, using: str) -> Iterator[Any]:
 def _groups_at_once(state: StateDigest | None) -> int:
     """Returns how many groups to merge in one transaction.
 
-    The state above is read after each piece, so pieces are larger where that state is large.
+    Each transaction reads ``state``, the state above the run, to compare it. The larger that is, the more groups are
+    merged at once.
     """
     part = 0 if state is None else state.entries // _PIECES_OF_A_STATE
     return max(_GROUPS_PER_TRANSACTION, min(part, _MOST_GROUPS_PER_TRANSACTION))

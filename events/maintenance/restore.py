@@ -277,9 +277,9 @@ def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
 
 
 def restore_room(cursor: Any, room_id: str) -> None:
-    """Inserts the room itself, its current state and its ranges. Only for a room that is not here, before its events.
+    """Inserts the room itself, its current state and its ranges, for a room that is not here.
 
-    The events must follow in the same transaction.
+    Call it before ``restore_events``, in the same transaction.
     """
     for statement in _ROOM:
         cursor.execute(statement, {"room": room_id})
