@@ -215,8 +215,9 @@ class GroupPurge:
         return found
 
     def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
-        """Deletes the groups, except those that are needed now. No group outside ``groups`` was built on them when they were
-        planned.
+        """Deletes the groups, except those that are needed now.
+
+        When the groups were planned, all groups that build on them were among them.
         """
         going = set(groups)
         # A group that stays needs the groups below it. So each round may find more that have to stay.
