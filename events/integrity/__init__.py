@@ -1,1 +1,1 @@
-"""What a room's tables should hold, what they hold, and mending what differs."""
+"""Checks the stored rows of a room against its events, and repairs what differs."""

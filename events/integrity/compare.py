@@ -1,7 +1,8 @@
-"""What a room's rows differ in from what they should be: a list with table, key, stored and computed value (pure).
+"""Lists the differences between the rows of a room and what they should be, with stored and computed values (pure).
 
-Each difference belongs to a subject: what ``manage.py resync`` has to be told to mend it. The list is bounded, the totals are
-whole. Doubts, which nobody can decide, are no differences.
+Each difference belongs to a subject, which is the argument of ``manage.py resync`` that repairs it. The list of a report
+is bounded, its totals are complete. A *doubt* is something that cannot be decided from what is stored. It is not counted
+as a difference.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ COLUMNS_OF_THE_EVENT = [name for name in Columns._fields if name not in ("edges"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One value that is not what it should be; ``mendable`` is false where it cannot be recomputed."""
+    """A stored value that is not what it should be. ``mendable`` is false if it cannot be recomputed."""
 
     subject: str
     table: str
@@ -49,45 +50,45 @@ class Difference:
     mendable: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for a line of output."""
+        """Returns all fields, for a line of output."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
 class RoomReport:
-    """What was found of a room."""
+    """The report on one room. Its lists of differences and doubts are bounded, ``totals`` and ``doubtful`` count all."""
 
     room_id: str
     events: int = 0
     differences: list[Difference] = field(default_factory=list)
     totals: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(subject, table) -> differences, also those that are not listed."""
+    """(subject, table) -> number of differences, also those that are not listed."""
     doubts: list[str] = field(default_factory=list)
     doubtful: int = 0
 
     @property
     def clean(self) -> bool:
-        """Whether nothing differs."""
+        """True if there is no difference. Doubts do not count."""
         return not self.totals
 
     def of(self, subject: str) -> int:
-        """How many differences a subject has."""
+        """Returns the number of differences of a subject, also those that are not listed."""
         return sum(count for (found, _), count in self.totals.items() if concerns(subject, found))
 
     def add(self, difference: Difference) -> None:
-        """Count it, and list it while there is room."""
+        """Counts a difference, and lists it unless the list is full."""
         self.totals[difference.subject, difference.table] += 1
         if len(self.differences) < _MOST_LISTED:
             self.differences.append(difference)
 
     def doubt(self, text: str) -> None:
-        """Count what cannot be decided, and list it while there is room."""
+        """Counts a doubt, and lists its text unless the list is full."""
         self.doubtful += 1
         if len(self.doubts) < _MOST_LISTED:
             self.doubts.append(text)
 
     def as_json(self) -> dict[str, Any]:
-        """The report as one object."""
+        """Returns the report as one object. The keys of its totals are ``subject table``."""
         return {
             "room_id": self.room_id,
             "clean": self.clean,
@@ -101,16 +102,17 @@ class RoomReport:
 
 
 def concerns(asked: str, subject: str) -> bool:
-    """Whether somebody who asks for one subject, or for ``EVERYTHING``, means this one."""
+    """Returns true if a caller who asks for one subject, or for ``EVERYTHING``, includes ``subject``."""
     return asked in (subject, EVERYTHING)
 
 
 def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
-    """Everything in which the rows differ from what they should be."""
+    """Returns the report on a room's rows. ``computed`` is what they should be, if the caller has it already."""
     should = computed if computed is not None else compute(rows)
     report = RoomReport(rows.room_id, len(rows.events))
     for difference in differences(should):
         report.add(difference)
+    # ``_visibility`` reports no difference here: the computed ranges lack what followed from the purged events.
     if _is_cut_off(rows, should) and not _tell_the_same(rows, should, should.ranges):
         report.doubt("who sees what differs, but it follows from events that were purged")
     for event_id in should.states.differing:
@@ -119,7 +121,7 @@ def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
 
 
 def differences(should: Computed) -> Iterator[Difference]:
-    """All of them, however many there are."""
+    """Yields all differences, without a limit."""
     for find in (_room, _events, _graph, _states, _redacted, _current, _extremities, _visibility):
         yield from find(should.rows, should)
 
@@ -146,8 +148,9 @@ def _events(rows: RoomRows, should: Computed) -> Iterator[Difference]:
     for row in rows.events:
         if row.problem is not None:
             yield Difference("state", "events_eventjson", row.event_id, "json", row.problem, None, mendable=False)
-            continue
+            continue  # without JSON there is nothing to compare the columns with
         event = should.events[row.event_id]
+        # The parser sets ``json`` only if it had to redact: the stored content does not fit its hash.
         if event.json:
             stored, right = "content that does not fit its hash", "the redacted form"
             yield Difference("state", "events_eventjson", row.event_id, "json", stored, right)
@@ -230,13 +233,14 @@ def _current(rows: RoomRows, should: Computed) -> Iterator[Difference]:
 
 
 def _redacted(rows: RoomRows, should: Computed) -> Iterator[Difference]:
-    """Which one of several redactions came first is not known: each of them is right."""
     applied = should.redactions()
     for row in rows.events:
+        # Of several redactions of one event, the first that came is stored. Their order is unknown here, so each is
+        # right.
         right: Sequence[str | None] = applied.get(row.event_id) or [None]
         if row.redacted_by in right or should.undecided(row.redacted_by):
             continue
-        if row.outlier and row.redacted_by not in should.events:  # both were purged, and the state event stayed
+        if row.outlier and row.redacted_by not in should.events:  # both were purged: a state event stays as an outlier
             continue
         yield Difference("state", "events_event", row.event_id, "redacted_by", row.redacted_by, right[0])
 
@@ -258,13 +262,14 @@ def _extremities(rows: RoomRows, should: Computed) -> Iterator[Difference]:
 
 
 def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
-    """Ranges may be laid out in several ways: what counts is who sees what."""
     right = should.known_ranges
     if rows.visibility_unresolved and _may_be_unknown(rows, should):
         right = None
     if rows.visibility_unresolved != (right is None):
         stored = rows.visibility_unresolved
         yield Difference("visibility", "events_room", rows.room_id, "visibility_unresolved", stored, right is None)
+    # Equal visibility may be laid out in different ranges, so what users see is compared, and rows are listed only
+    # after that.
     if _tell_the_same(rows, should, right) or _is_cut_off(rows, should):
         return
     stored_rows, right_rows = set(rows.ranges), set(right or [])
@@ -281,9 +286,9 @@ def _tell_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityR
 
 
 def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
-    """Whether the ranges begin below everything that is here, the create event not: older events were purged.
+    """Returns true if stored ranges begin below all events that are here, and the create event is not among these.
 
-    Who saw what right above them followed from what is gone, so nobody can recompute it.
+    Older events were purged then. Visibility right above them followed from them, so it cannot be recomputed.
     """
     first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
     begins_here = should.create is not None and not should.create.outlier
@@ -291,7 +296,7 @@ def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
 
 
 def _may_be_unknown(rows: RoomRows, should: Computed) -> bool:
-    """An import knows nothing of a room while the state at any of its accepted events is not known."""
+    """Returns true if an import could not compute ranges: the state at an accepted event, or the current state, is unknown."""
     return should.current_group is None or any(
         row.event_id not in should.states.after for row in rows.events if is_accepted(should.events[row.event_id])
     )

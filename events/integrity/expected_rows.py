@@ -1,10 +1,11 @@
-"""A room's rows beside what the same rules make of its stored JSON (pure): every difference, and what nobody can recompute.
+"""Computes what the rows of a room should be, by applying the rules again to its stored JSON (pure).
 
-Verdicts are taken as they are stored, because they depend on the order of arrival or were told from outside; where the rules
-say otherwise now that is a *doubt*. So is a state that may have been told with an event whose prev events came later, or
-never: it counts as stored for everything above. Everything else follows from the events: a difference in it is damage.
+Stored verdicts are taken as given, because they depend on the order of arrival or came from outside. The state before an
+event may also have come from outside, with the event, if its prev events came later or never. Such a state is taken as
+stored, and all events above it build on it. If the rules give another one, that is a *doubt*. Everything else follows
+from the events, so a difference in it is damage.
 
-Many rooms can be checked in many places: ``compute`` takes the rows of one and asks no database.
+``compute`` takes the rows of one room and sends no query, so rooms can be checked in parallel, in any process.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ __all__ = ["Columns", "Computed", "RoomRows", "StoredEvent", "compute", "stored_
 
 
 class Columns(NamedTuple):
-    """The columns of an event, and its rows in other tables, that its JSON tells; ``edges`` ascending, ``auth`` null: no row."""
+    """The columns of an event, and its rows in other tables, that follow from its JSON.
+
+    ``edges`` are the prev events in ascending order. ``auth`` is null if there is no row.
+    """
 
     type: str
     state_key: str | None
@@ -42,7 +46,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, event: ParsedEvent) -> Columns:
-        """What they should be."""
+        """Returns the values that an event should have. An outlier has no edges, and a message has no auth row."""
         prevs = [] if event.outlier else sorted(event.prev_event_ids)
         return cls(
             event.type,
@@ -59,9 +63,10 @@ class Columns(NamedTuple):
 
 
 class StoredEvent(NamedTuple):
-    """A row of an event, with what its JSON says and the stored verdict; ``problem`` tells why there is nothing.
+    """The row of an event, with its parsed JSON and the stored verdict.
 
-    ``columns`` is null where they are as its JSON says.
+    ``columns`` is null where the columns agree with the JSON. ``parsed`` is null if the JSON is missing or unreadable;
+    then ``problem`` is the reason.
     """
 
     event_id: str
@@ -79,14 +84,14 @@ class StoredEvent(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """By its column."""
+        """True for a state event, by its column."""
         about = self.columns if self.columns is not None else self.parsed
         return about is not None and about.state_key is not None
 
 
 @dataclass(slots=True)
 class RoomRows:
-    """Everything that is stored of a room; events in the order of their stream orderings."""
+    """All stored rows of a room, with its events in ascending order of stream ordering."""
 
     room_id: str
     room_version: str
@@ -104,9 +109,10 @@ class RoomRows:
 
 
 class _CheckedStates(RoomStates):
-    """States by the rules, or as stored where they may have been told from outside.
+    """States computed by the rules, or the stored ones where they may have been given from outside.
 
-    ``told`` has the stored state before such an event; ``differing`` fills up with those for which the rules say otherwise.
+    ``told`` has the stored group before each such event. ``assign`` collects in ``differing`` the events for which the
+    rules give another state.
     """
 
     def __init__(
@@ -117,7 +123,7 @@ class _CheckedStates(RoomStates):
         self.digests = Digests(self.builder)
         self.differing: list[str] = []
         self.kept: dict[str, int] = {}
-        """Events whose state is the stored one, with the stored group."""
+        """Event -> its stored group, for events whose state before was taken as stored."""
         self.stored_groups = StoredGroups((), ())
         self._told = told
 
@@ -126,13 +132,14 @@ class _CheckedStates(RoomStates):
         group = self._told.get(event.event_id)
         if group is None:
             return known
-        if known is not None:
+        if known is not None:  # all prev events are here by now, so the rules have an answer, too
             if self.digests.of(known) == self.stored_groups.digests[group]:
                 return known
             self.differing.append(event.event_id)
         self.kept[event.event_id] = group
         state = self.stored_groups.state(group)
-        for entry in state.values():  # resolutions on top of it walk from all of them, and some may come later
+        # A resolution above this state walks the auth chains of all its entries. Some of them may be assigned later.
+        for entry in state.values():
             if entry in self.events:
                 self.auth_graph.rank(entry)
         return self.builder.add_full(state)
@@ -140,28 +147,28 @@ class _CheckedStates(RoomStates):
 
 @dataclass(slots=True)
 class Computed:
-    """What the rows of a room should be, as far as anybody can say."""
+    """The values that the rows of a room should have, as far as they can be computed."""
 
     rows: RoomRows
     events: dict[str, ParsedEvent]
-    """Every event, by its JSON if that is there, with the stored verdict."""
+    """Event ID -> event, by its JSON or else by its columns, with the stored verdict."""
     stored: StoredGroups
     states: _CheckedStates
     create: ParsedEvent | None
     graph: GraphRanges
     ranges: list[VisibilityRow] | None
     forward: set[str]
-    """The leaves."""
+    """The forward extremities."""
     current_group: int | None
-    """The group of the current state; null: not known."""
+    """The computed group of the current state; null: unknown."""
 
     @property
     def known_ranges(self) -> list[VisibilityRow] | None:
-        """Who sees what; null where nobody can know it."""
+        """The visibility ranges; null if they or the current state cannot be computed."""
         return None if self.current_group is None else self.ranges
 
     def before_is_stored(self, event: StoredEvent) -> bool:
-        """Whether the group that is read as the state before an event has the right state."""
+        """Returns true if the group that readers take as the state before an event has the right state, or if that is unknown."""
         wanted = self.states.before.get(event.event_id)
         if wanted is None:
             return True
@@ -169,7 +176,7 @@ class Computed:
         return group is not None and self.stored.digests.get(group) == self.states.digests.of(wanted)
 
     def after_is_stored(self, event: StoredEvent) -> bool:
-        """Whether the group of an event has the right state; both may be unknown."""
+        """Returns true if the group of an event has the right state. If the state is unknown, the event must not have a group."""
         wanted = self.states.after.get(event.event_id)
         if wanted is None:
             return event.state_group is None
@@ -178,12 +185,12 @@ class Computed:
 
     @property
     def backward(self) -> set[str]:
-        """The gaps."""
+        """The backward extremities."""
         return set(backward_extremities(self.events.values()))
 
     @property
     def current(self) -> dict[StateKey, tuple[str, str | None]] | None:
-        """The current state with memberships, or null."""
+        """The current state as ``(type, state key) -> (event ID, membership)``, or null if it is unknown."""
         if self.current_group is None:
             return None
         state = self.states.builder.expand(self.current_group)
@@ -193,7 +200,7 @@ class Computed:
         }
 
     def redactions(self) -> dict[str, list[str]]:
-        """Target -> accepted redactions that take effect, in the order of the stream."""
+        """Returns for each redacted event the accepted redactions that take effect, in stream order."""
         found: dict[str, list[str]] = {}
         for row in self.rows.events:
             event = self.events[row.event_id]
@@ -202,13 +209,16 @@ class Computed:
         return found
 
     def undecided(self, event_id: str | None) -> bool:
-        """Whether nobody knows if this redaction takes effect: it is accepted and the state before it is not known."""
+        """Returns true for an accepted redaction whose effect cannot be decided, because the state before it is unknown."""
         event = self.events.get(event_id or "")
         return event is not None and is_accepted(event) and event_id not in self.states.before
 
 
 def compute(rows: RoomRows) -> Computed:
-    """What the same rules make of the stored JSON."""
+    """Returns the values that the rows of a room should have. Sends no query.
+
+    Raises ``UnknownRoomVersion``.
+    """
     version = room_version(rows.room_version)
     events = {row.event_id: row.parsed or _lost(row, rows) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
@@ -226,7 +236,11 @@ def compute(rows: RoomRows) -> Computed:
 
 
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
-    """The group that is read as the state before an event."""
+    """Returns the group that readers take as the state before an event, or null if the event has no group.
+
+    That is the group below for an accepted state event, else the event's own. An own group that is not stored is returned
+    as it is.
+    """
     group = event.state_group
     if group is None or not event.is_state or event.rejected_reason is not None or group not in stored:
         return group
@@ -234,9 +248,9 @@ def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
 
 
 def _lost(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
-    """An event whose JSON says nothing: as it is in the columns."""
+    """Returns an event made from its columns, because its JSON is missing or unreadable."""
     columns = row.columns
-    if columns is None:  # they are kept where there is nothing to compare them with
+    if columns is None:  # ``stored_rows`` drops columns only if they agree with parsed JSON
         raise AssertionError(f"{row.event_id} has neither JSON nor columns")
     return ParsedEvent(
         event_id=row.event_id,
@@ -265,7 +279,10 @@ def _lost(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
 
 
 def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None:
-    """The event that began the room: one in the graph, else the one that was named, or told of."""
+    """Returns the create event of the room, or null.
+
+    Create events in the graph are preferred to outliers, and among equals the one that the room's row names.
+    """
     begun = [event for event in events if is_create(event)]
     named = [event for event in begun if event.event_id == rows.create_event_id]
     inside = [event for event in begun if not event.outlier]
@@ -275,7 +292,10 @@ def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None
 def _cuts_of_before(
     rows: RoomRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
 ) -> list[VisibilityRow]:
-    """Ends of view of those who left below everything that is here: nothing but the stored rows tells where."""
+    """Returns the stored cuts of users who left before the oldest live event that is here, and have not joined again.
+
+    Their positions cannot be computed any more, so the stored rows are taken over.
+    """
     places = [event.stream_ordering for event in graph if is_accepted(event) and event.stream_ordering is not None]
     first = min((place for place in places if place > 0), default=0)
     kept = [row for row in rows.ranges if row.kind == "cut" and row.last is None and row.first < first]
@@ -285,11 +305,14 @@ def _cuts_of_before(
     return [row for row in kept if membership(state, row.user_id or "") not in (None, "join")]
 
 
-# --- what may have been told ------------------------------------------------------------------------------------------
+# --- states that may have been given ----------------------------------------------------------------------------------
 
 
 def _told(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
-    """Event -> the stored group before it, where prev events were perhaps not here when it came."""
+    """Returns ``{event: stored group before it}`` for events that may have come with a given state.
+
+    Those are events with a prev event that was perhaps not here, or had no state, when they came.
+    """
     by_id = {row.event_id: row for row in rows.events if not row.outlier}
     doubted = _contradicted(by_id, events, stored)
     found: dict[str, int] = {}
@@ -298,28 +321,33 @@ def _told(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroup
         group = stored_before(row, stored)
         if group not in stored or group is None or not prevs or row.event_id in doubted:
             continue
+        # If the stored group is that of the only prev event, the rules and a given state agree.
         if not _is_linked(row, prevs, by_id, group) and any(_came_later(by_id.get(prev), row) for prev in prevs):
             found[row.event_id] = group
     return found
 
 
 def _is_linked(row: StoredEvent, prevs: Sequence[str], by_id: Mapping[str, StoredEvent], group: int) -> bool:
-    """Whether the stored state before an event is just that after its only prev event."""
+    """Returns true if the stored state before an event is the group of its only prev event."""
     prev = by_id.get(prevs[0]) if len(prevs) == 1 else None
     return prev is not None and prev.state_group == group
 
 
 def _came_later(prev: StoredEvent | None, row: StoredEvent) -> bool:
-    """Whether a prev event is not here, has no state, or may have come after the event; old ones come in any order."""
+    """Returns true if a prev event is missing, has no state, or may have come after the event."""
     if prev is None or prev.state_unresolved:
         return True
+    # Backfilled events have negative positions and are stored in any order, so their positions say nothing.
     return min(prev.stream_ordering, row.stream_ordering) < 0 or prev.stream_ordering > row.stream_ordering
 
 
 def _contradicted(
     by_id: Mapping[str, StoredEvent], events: Mapping[str, ParsedEvent], stored: StoredGroups
 ) -> set[str]:
-    """Events whose stored group is not the one that an event on top of them alone goes on with."""
+    """Returns events whose own group disagrees with the stored state before an event directly on top of them.
+
+    Only events on top are considered that name no other prev event, and that surely came later.
+    """
     found = set()
     for row in by_id.values():
         prevs = events[row.event_id].prev_event_ids

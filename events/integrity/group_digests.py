@@ -1,8 +1,8 @@
-"""The stored state groups of a room as whoever reads them sees them, compared with others by digests (pure).
+"""Expands the stored state groups of a room in the way that readers do, and gives each state a digest (pure).
 
-A digest is a sum over the entries of a state, so it follows from that of the group below and the changes: comparing the states
-of all events of a room takes time in proportion to the delta rows. Rows may be
-damaged in any way: what is missing is treated as a reader does that meets it.
+A digest is a sum over the entries of a state, so it follows from the digest of the group below and the changes. Comparing
+the states of all events of a room therefore takes time in proportion to the delta rows. The rows may be damaged in any
+way: a missing row has the effect that it has for a reader.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MASK = 2**64 - 1
 
 
 class Digests:
-    """Digests of the groups of a builder, each worked out once."""
+    """The digests of the groups of a builder, each computed once."""
 
     def __init__(self, builder: GroupBuilder) -> None:
         self._builder = builder
         self._known: dict[int, int] = {}
 
     def of(self, group: int) -> int:
-        """The digest of a group's state."""
+        """Returns the digest of a group's state, an unsigned number of 64 bits."""
         line = []
         number: int | None = group
         while number is not None and number not in self._known:
@@ -51,7 +51,7 @@ class Digests:
 
 
 class StoredGroups:
-    """The groups of one room from their rows."""
+    """The state groups of one room, made from their rows. ``group in groups`` is true if the group has a row."""
 
     def __init__(self, groups: Iterable[GroupRow], deltas: Iterable[DeltaRow]) -> None:
         self.rows = {row[0]: row for row in groups}
@@ -63,7 +63,8 @@ class StoredGroups:
             numbers.append(group)
             events.append(event_id)
         self.digests: dict[int, int] = {}
-        """Of the state of every group that has a row."""
+        """Group -> digest of its state, for every group that has a row."""
+        # Ascending, because the chain below has a lower ID: its digests are then known.
         for chain, members in sorted(self._chains().items()):
             self._digest_chain(chain, members)
 
@@ -71,11 +72,11 @@ class StoredGroups:
         return group in self.rows
 
     def below(self, group: int) -> int | None:
-        """The group that a group is a delta of."""
+        """Returns the group that a group is a delta of, or null. Raises ``KeyError`` for a group without a row."""
         return self.rows[group][1]
 
     def state(self, group: int) -> dict[StateKey, str]:
-        """The full state of a group as it is read."""
+        """Returns the full state of a group, as readers see it. A group without a row has an empty state."""
         whole: dict[StateKey, str | None] = {}
         for chain, upto in self._spans(group):
             for key, (numbers, events) in self._history.get(chain, {}).items():
@@ -85,6 +86,7 @@ class StoredGroups:
         return {key: event_id for key, event_id in whole.items() if event_id is not None}
 
     def _chains(self) -> dict[int, list[int]]:
+        # Delta rows of a group without a row count, because readers of higher groups in the chain apply them.
         members: dict[int, set[int]] = {chain: set(changes) for chain, changes in self._changes.items()}
         for group, _, chain, *_ in self.rows.values():
             members.setdefault(chain, set()).add(group)
@@ -102,12 +104,12 @@ class StoredGroups:
                 self.digests[group] = digest
 
     def _base(self, chain: int) -> int | None:
-        """The stored group that a chain stands on."""
+        """Returns the group that a chain is built on, or null if there is none or it is not stored."""
         first = self.rows.get(chain)
         return first[1] if first is not None and first[1] in self.rows else None
 
     def _lookup(self, chain: int, last: int | None, base: int | None, key: StateKey) -> str | None:
-        """The entry at a key right before a group of a chain, of which ``last`` is the one before."""
+        """Returns the entry at a key right before a group of a chain. ``last`` is the group before it in the chain, or null."""
         spans = [] if last is None else [(chain, last)]
         for place, upto in (*spans, *(() if base is None else self._spans(base))):
             numbers, events = self._history.get(place, {}).get(key, ((), ()))
@@ -117,9 +119,9 @@ class StoredGroups:
         return None
 
     def _spans(self, group: int) -> Iterator[tuple[int, int]]:
-        """(chain, last group in it) as a reader walks them; a chain whose first group is missing ends the walk."""
+        """Yields (chain, last group in it) from a group downwards, as readers walk. A missing row or a cycle ends the walk."""
         number: int | None = group
-        seen: set[int] = set()
+        seen: set[int] = set()  # damaged rows may form a cycle
         while number is not None and number in self.rows and number not in seen:
             seen.add(number)
             chain = self.rows[number][2]

@@ -1,4 +1,4 @@
-"""One room checked, or mended in a transaction under its lock, in this process: ``integrity.room_mending`` as Django calls it."""
+"""Checks one room, or repairs it in a transaction under its lock, in this process, through Django's connection."""
 
 from __future__ import annotations
 
@@ -22,21 +22,26 @@ _ROOMS_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Resynced:
-    """What was found of a room before and after."""
+    """The reports on a room before and after a repair."""
 
     before: RoomReport
     after: RoomReport
 
 
 def check_room(room_id: str, using: str = "default") -> RoomReport | None:
-    """Compare everything that is stored of a room with what its JSON says; null where there is no such room."""
+    """Returns the report on all that is stored of a room, read in one snapshot; null if there is no such room."""
     with one_view(using, is_long=True) as cursor, collector_paused():
         found = find_damage(cursor, room_id)
     return None if found is None else found.report
 
 
 def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: bool = False) -> Resynced | None:
-    """Mend what differs of a subject (``room_comparison.concerns``); a room that is well is never locked."""
+    """Repairs the differences of a subject, and returns the reports before and after; null if there is no such room.
+
+    ``subject`` is one of ``compare.SUBJECTS``, or ``compare.EVERYTHING``. Without differences of the subject, and with
+    ``dry_run``, both reports are the same and the room is never locked. If right ranges would not fit the current state
+    (``RangesDisagree``), nothing is written and the report after has the error as a doubt.
+    """
     with one_view(using, is_long=True) as cursor, collector_paused():
         found = find_damage(cursor, room_id, subject)
     if found is None:
@@ -46,19 +51,20 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
     try:
         with long_transaction(using) as cursor:
             mended = mend_room(cursor, room_id, subject, found)
+            # In the same transaction, so that no process sees the repaired rows without dropping what it cached.
             if mended is not None and mended.moved is not None:
                 invalidate_room_state(room_id, mended.moved)
                 tell_of_restored()
     except RangesDisagree as error:
         return Resynced(found.report, left_as_it_is(found.report, error))
     del found  # it may be large
-    forget_kept()
+    forget_kept()  # what this process caches of events may be of before the repair
     after = check_room(room_id, using)
     return None if mended is None or after is None else Resynced(mended.before, after)
 
 
 def all_rooms(using: str) -> Iterator[str]:
-    """The IDs of all rooms in their order, by key ranges, so that no list of all is held."""
+    """Yields the IDs of all rooms in ascending order. Reads them in parts, so that they are never all in memory."""
     found = [""]
     while found:
         after = Room.objects.using(using).filter(room_id__gt=found[-1]).order_by("room_id")

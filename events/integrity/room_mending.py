@@ -1,8 +1,7 @@
-"""Damaged rows of a room -> what they should be, in the caller's transaction under the room's lock, beside writers (no Django).
+"""Repairs damaged rows of a room in the caller's transaction, under the room's lock, beside live writers (no Django).
 
-State groups are never rewritten in place, because processes keep what they have read of them: events whose state is wrong get
-new groups, built on stored ones that are right, and wrong ones that nobody reads any more go. What cannot be recomputed is left
-as it is. The lock is the one that ``persist`` takes, and it is taken first.
+Events whose state is wrong get new state groups, built on stored groups that are right. Wrong groups that no event needs
+any more are deleted. A value that cannot be recomputed is left as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _SET_GROUPS = """
 UPDATE events_event e SET state_group = right_one.state_group
 FROM unnest(%s::text[], %s::bigint[]) AS right_one (event_id, state_group) WHERE e.event_id = right_one.event_id
 """
-#: Groups that no event has and nothing that an event has is built on.
+#: Deletes those of the given groups that no event has, and that no group of an event is built on.
 _DROP_GROUPS = """
 WITH RECURSIVE used AS (
     SELECT g.chain, g.id FROM state_stategroup g JOIN events_event e ON e.state_group = g.id WHERE e.room_id = %(room)s
@@ -64,9 +63,9 @@ _PUT_DELTAS = f"""
 {INSERT_INTO["state_stategroupdelta"]}
 SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::text[], %s::text[], %s::text[])
 """
-#: What processes keep of the room's content is no longer what is stored.
+#: Makes other processes drop what they cached of the room's content.
 _NEW_GENERATION = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
-#: Columns that a difference may name, so that none comes into a statement from elsewhere.
+#: Columns that may be set. A column's name becomes part of an SQL text, so every other name is an error.
 _COLUMNS = {
     "events_room": {"create_event_id", "creator", "current_state_unresolved", "visibility_unresolved"},
     "events_event": {*COLUMNS_OF_THE_EVENT, "rejected_reason", "state_unresolved", "redacted_by"},
@@ -75,9 +74,9 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found of a room in one view of the database, and what it should be.
+    """The report on a room from one snapshot, and the values that its rows should have.
 
-    ``mark``: what the rows looked like then; null where nothing is to be mended.
+    ``mark`` is the mark of the rows in that snapshot; null if nothing is to be repaired.
     """
 
     report: RoomReport
@@ -87,10 +86,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What was found of a room under its lock, and mended.
+    """The report on a room under its lock, before the repair.
 
-    ``moved``: users whose membership in the current state was wrong, or said what it should not; null: nothing of the current
-    state was, nor the text of an event, so that nobody has to be told.
+    ``moved`` are users whose membership in the current state was wrong, or whose membership event had content that it
+    should not have. Null: neither the current state nor the content of an event was wrong, so other processes need no
+    notification.
     """
 
     before: RoomReport
@@ -98,9 +98,9 @@ class Mended:
 
 
 def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
-    """Compare everything that is stored of a room with what its JSON says, in the caller's view of the database.
+    """Compares all that is stored of a room with its JSON, in the caller's snapshot; null if there is no such room.
 
-    Null where there is no such room. With a subject the outcome is good for ``mend_room``.
+    The result can be given to ``mend_room`` if ``subject`` is given here.
     """
     rows = read_room(cursor, room_id)
     if rows is None:
@@ -112,13 +112,17 @@ def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found 
 
 
 def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = None) -> Mended | None:
-    """Mend what differs of a subject, in the caller's transaction; null where there is no such room.
+    """Repairs the differences of a subject, in the caller's transaction; returns null if there is no such room.
 
-    ``found`` is what a look without the lock has found: it is worked out anew when somebody wrote in the room since. Whoever
-    keeps something of the room's current state in another process has to be told in that transaction. Raises ``RangesDisagree``
-    where right ranges would not fit a current state that is wrong and of another subject.
+    ``found`` is the result of ``find_damage`` without the lock. It is computed again if the room's rows have changed
+    since. If ``moved`` in the result is not null, the caller must notify other processes of a changed current state in
+    the same transaction. Raises ``RangesDisagree`` if right ranges would not fit the stored current state, which is wrong
+    and of another subject.
     """
+    # The lock that ``persist`` takes, and first as there. From here on no other transaction writes in the room.
     cursor.execute(_LOCK, [room_id])
+    # A finds damage without the lock, B writes in the room and commits, A gets the lock. The mark differs then, and A
+    # has to compute again, or it would undo what B wrote.
     if found is None or found.mark is None or found.mark != read_mark(cursor, room_id):
         found = find_damage(cursor, room_id)
     if found is None:
@@ -128,14 +132,14 @@ def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = Non
 
 
 def left_as_it_is(report: RoomReport, error: RangesDisagree) -> RoomReport:
-    """What is found of a room in which nothing was written, with the reason."""
+    """Returns a copy of the report with the error as a doubt, for a room in which nothing was written."""
     found = replace(report, differences=[*report.differences], totals=Counter(report.totals), doubts=[*report.doubts])
     found.doubt(str(error))
     return found
 
 
 class _Repair:
-    """The repair of one room, which is locked."""
+    """The repair of one room whose row is locked."""
 
     def __init__(self, computed: Computed, cursor: Any) -> None:
         self._computed = computed
@@ -143,7 +147,7 @@ class _Repair:
         self._cursor = cursor
         self._wrong_states: set[str] = set()
         self._moved: set[str] = set()
-        """Users whose membership in the current state was wrong, or said what it should not."""
+        """See ``Mended.moved``."""
         self._current_state = False
         self._ranges = False
         self._tables: Mapping[str, Callable[[Difference], None]] = {
@@ -160,12 +164,13 @@ class _Repair:
         }
 
     def mend(self, subject: str) -> Sequence[str] | None:
-        """Everything of a subject that can be recomputed; tells the users whose membership moved, or null."""
+        """Repairs every difference of a subject that can be recomputed. Returns ``Mended.moved``."""
         for difference in differences(self._computed):
             if concerns(subject, difference.subject) and difference.mendable:
                 self._tables[difference.table](difference)
         if self._wrong_states:
             _Groups(self._computed, self._wrong_states, self._cursor).write()
+        # Ranges are replaced as a whole, once, however many of their rows differ.
         if self._ranges:
             self._write_ranges()
         self._run(_NEW_GENERATION, self._room_id)
@@ -198,7 +203,7 @@ class _Repair:
         self._say_that_it_says_less(found.key)
 
     def _say_that_it_says_less(self, event_id: str) -> None:
-        """Others are told as of a change of the current state, of which the event may be an entry."""
+        """Records that an event has less content now. Other processes are notified as if the current state had changed."""
         event = self._computed.events[event_id]
         self._current_state = True
         if event.type == "m.room.member" and event.state_key is not None:
@@ -250,12 +255,12 @@ class _Repair:
 
 
 def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Rows as the arrays of an ``unnest``."""
+    """Returns rows as ``width`` arrays, for ``unnest``."""
     return [[row[place] for row in rows] for place in range(width)]
 
 
 class _Groups:
-    """New groups for events whose stored ones are wrong."""
+    """The new state groups of events whose stored groups are wrong."""
 
     def __init__(self, computed: Computed, wrong: Collection[str], cursor: Any) -> None:
         self._computed = computed
@@ -264,16 +269,17 @@ class _Groups:
         self._cursor = cursor
         self._builder = GroupBuilder()
         self._ids: dict[int, int] = {}
-        """Number of a stored group -> its ID."""
+        """The builder's number of a stored group -> its ID."""
         self._right = {digest: group for group, digest in self._stored.digests.items()}
         self._numbers: dict[int, int] = {}
-        """Computed group -> the number of a group with that state."""
+        """Computed group -> the builder's number of a group with that state."""
 
     def write(self) -> None:
-        """The rows, the events' groups, and away with what nobody reads any more."""
+        """Stores the new groups, gives them to the events, and deletes old groups that no event needs any more."""
         numbers = {row.event_id: self._after(row.event_id) for row in self._rows}
         new = sorted(self._builder.kept(set(numbers.values())) - self._ids.keys())
         cursor = self._cursor
+        # New IDs, never other rows under old ones: processes cache groups by ID, because these never change.
         ids = {**self._ids, **dict(zip(new, reserve_group_ids(cursor, len(new)), strict=True))}
         self._write_rows(new, ids)
         groups = [ids[number] for number in numbers.values()]
@@ -283,7 +289,10 @@ class _Groups:
         cursor.execute(_DROP_GROUPS, {"room": self._computed.rows.room_id, "groups": unused})
 
     def _after(self, event_id: str) -> int:
-        """The number of the group after an event: of a state event it lies on top of the one before it."""
+        """Returns the number of the group after an event.
+
+        For a state event it is built on the group before the event, because readers find the state before the event there.
+        """
         after, before = self._states.after[event_id], self._states.before.get(event_id)
         event = self._computed.events[event_id]
         if before is None or before == after or event.state_key is None:
@@ -293,7 +302,10 @@ class _Groups:
         return self._numbers[after]
 
     def _number(self, group: int) -> int:
-        """A group with the state of a computed one: a stored one that has it, or a new one on top of such."""
+        """Returns the builder's number of a group that has the same state as a computed group.
+
+        That is a stored group if one has the state, else a new group built on a stored one.
+        """
         line = []
         below: int | None = group
         while below is not None and below not in self._numbers and not self._adopt(below):
@@ -309,11 +321,12 @@ class _Groups:
         return self._numbers[group]
 
     def _adopt(self, group: int) -> bool:
-        """Take a stored group that has the same state, if there is one; new ones on top of it begin a chain."""
+        """Uses a stored group that has the state of a computed one. Returns false if there is none."""
         stored = self._right.get(self._states.digests.of(group))
         if stored is None:
             return False
         _, _, _, hops, _, rows_to_read = self._stored.rows[stored]
+        # Not as a tip: the chain of a stored group may go on already, so new groups on top of it begin a chain.
         number = self._builder.adopt(StoredGroup(self._stored.state(stored), hops, rows_to_read, is_tip=False))
         self._numbers[group], self._ids[number] = number, stored
         return True

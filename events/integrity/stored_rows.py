@@ -1,7 +1,7 @@
-"""Everything that is stored of one room, read once: what ``events.integrity.expected_rows`` compares (no Django).
+"""Reads all stored rows of a room once, for ``events.integrity.expected_rows`` (no Django).
 
-Reads through the given cursor in the caller's transaction, which should be one view of the database. Takes memory in proportion
-to the room's events, edges and state changes; the JSON text is parsed on the way, some thousand events at a time, and dropped.
+Reads through the given cursor in the caller's transaction, which should be a single snapshot. Memory grows with the
+room's events, edges and state changes. The text of the JSON is parsed some thousand events at a time, and dropped.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from state.rules.room_versions import RoomVersion, room_version
 __all__ = ["Mark", "read_mark", "read_room"]
 
 Mark = Sequence[tuple[int, int | None]]
-"""What a room's rows look like from outside: equal marks say that nobody wrote any of them in between."""
+"""Number and row versions of a room's rows, by table. Equal marks mean that no row was written in between."""
 
 _ROOM_COLUMNS = (
     "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
 )  # fmt: skip
 _ROOM = f"SELECT {', '.join(_ROOM_COLUMNS)} FROM events_room WHERE room_id = %(room)s"
-#: The next events of a room in the order of their stream orderings; columns that ``Columns`` begins with come last.
+#: The next events of a room by stream ordering. The columns after the first ``_OWN`` are the first fields of
+#: ``Columns``.
 _EVENTS = """
 SELECT event_id, stream_ordering, outlier, rejected_reason, soft_failed, redacted_by, state_unresolved,
   censored_at IS NOT NULL, state_group, type, state_key, sender, topological_ordering, origin_server_ts, membership, redacts,
   relates_to
 FROM events_event WHERE room_id = %(room)s AND stream_ordering > %(after)s ORDER BY stream_ordering LIMIT %(most)s
 """
-#: What other tables have of the same events: sorted keys, looked up one after the other, cost half of what a join does.
+#: The same events as keys for other tables. Looking up an array of sorted keys costs half as much as a join.
 _OF_EVENTS = """ANY(ARRAY(
     SELECT event_id FROM events_event WHERE room_id = %(room)s AND stream_ordering BETWEEN %(first)s AND %(last)s
 ))"""
@@ -50,7 +51,7 @@ _QUERIES = {
     "current": "SELECT type, state_key, event_id, membership FROM events_currentstate WHERE room_id = %(room)s",
     "ranges": "SELECT user_id, kind, first, last FROM events_eventvisibility WHERE room_id = %(room)s",
 }
-#: Every writer of a room touches one of these, and a row that is written has another version: transaction and place.
+#: Every write to a room changes one of these tables. A written row has a new version: another ``xmin`` or ``ctid``.
 _MARKED = (
     "events_room", "events_event", "state_stategroup", "events_currentstate", "events_eventvisibility",
     "events_forwardextremity", "events_backwardextremity",
@@ -64,7 +65,7 @@ _BEFORE_ALL = -(2**63)
 
 
 def read_room(cursor: Any, room_id: str) -> RoomRows | None:
-    """The rows of a room, or null where there is none."""
+    """Returns the rows of a room, or null if there is no such room. Raises ``UnknownRoomVersion``."""
     cursor.execute(_ROOM, {"room": room_id})
     room = cursor.fetchone()
     if room is None:
@@ -89,13 +90,16 @@ def read_room(cursor: Any, room_id: str) -> RoomRows | None:
 
 
 def read_mark(cursor: Any, room_id: str) -> Mark:
-    """The mark of a room; takes a look at each of its rows, and reads none."""
+    """Returns the mark of a room. PostgreSQL visits each of the room's marked rows, but sends only sums."""
     cursor.execute(_MARK, {"room": room_id})
     return [(count, versions) for _, count, versions in sorted(cursor.fetchall())]
 
 
 def _event_rows(cursor: Any, room_id: str) -> Iterator[tuple[tuple[Any, ...], Any, Columns]]:
-    """Of each event its own columns, its JSON and what that should tell; by key ranges, so that a bounded part is held here."""
+    """Yields for each event its own columns, its JSON with the room version, and the columns that follow from the JSON.
+
+    Reads ranges of stream orderings, so only a bounded part is in memory here.
+    """
     after = _BEFORE_ALL
     while True:
         cursor.execute(_EVENTS, {"room": room_id, "after": after, "most": _EVENTS_PER_QUERY})
@@ -128,9 +132,9 @@ def _whole_rows(
 
 
 class _Events:
-    """Rows of one room's events -> events with their JSON parsed, as far as it can be.
+    """The parser of one room's event rows.
 
-    Equal values are kept once: events name each other, and the same few types, senders and auth events.
+    Equal values are kept once, because events name each other, and share a few types, senders and auth events.
     """
 
     def __init__(self, version: RoomVersion) -> None:
@@ -138,7 +142,7 @@ class _Events:
         self._kept: dict[Any, Any] = {}
 
     def event(self, own: tuple[Any, ...], stored: tuple[Any, str] | None, columns: Columns) -> StoredEvent:
-        """The event of one of ``_event_rows``."""
+        """Returns the event for one item of ``_event_rows``."""
         parsed, problem = None, None
         if stored is None:
             problem = "its JSON is not stored"
@@ -152,16 +156,17 @@ class _Events:
         return StoredEvent(*values)
 
     def _parsed(self, own: tuple[Any, ...], columns: Columns, json: bytes, told: str) -> ParsedEvent:
-        """With the verdict that is stored, but for an event that is to be judged once the state before it is known.
+        """Returns the parsed JSON with the stored verdict. An event that waits for the state before it has no verdict yet.
 
-        ``told`` is the version by which it was read; that of an outlier may be another one than the room's, not known by then.
+        ``told`` is the room version by which the event was stored. For an outlier it may differ from the room's version,
+        which was perhaps unknown then.
         """
         event_id, place, outlier, reason, soft_failed, _, unresolved, censored, group = own
         waits = unresolved and group is None and reason is None
         verdict = Verdict(outlier, reason, soft_failed, place, not waits, True)
         version = room_version(told) if outlier else self._version
         parsed = parse_stored(json, version, event_id, verdict, self._kept)
-        if censored:  # the JSON has lost these
+        if censored:  # the pruned JSON lacks these, so the columns count
             return replace(
                 parsed, redacts=columns.redacts, relates_to=columns.relates_to, membership=columns.membership
             )

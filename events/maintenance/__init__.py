@@ -1,1 +1,1 @@
-"""Purge, retention, censoring, restore, and the care of state groups."""
+"""Purges history and whole rooms, applies retention, censors redacted events, restores archives, and compacts state groups."""

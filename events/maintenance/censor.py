@@ -1,9 +1,11 @@
-"""Censoring: a set time after a redaction the stored JSON of the redacted event is replaced by its pruned form.
+"""Censors redacted events: some time after the redaction, the stored JSON is replaced by its pruned form.
 
-The flag ``redacted_by`` is what readers go by, from the moment of the redaction; censoring takes the rest from the disk. Hashes
-and signatures stay, so event ID and signatures still verify. Small transactions, each of one room, with the room locked first
-like everybody who writes it; what is done is marked (``Event.censored_at``), so a run that was killed is simply run again.
-Other processes are told in the same transaction: by the room's ``content_generation``, and on the stream ``caches``.
+Readers go by the flag ``redacted_by`` from the moment of the redaction. Censoring only removes the content from disk.
+Hashes and signatures stay, so event ID and signatures still verify.
+
+Each transaction is small, concerns one room, and locks the room's row first, as every write to a room does. Censored
+events are marked (``Event.censored_at``), so a run that was killed is simply started again. Other processes are notified
+in the same transaction, by the room's ``content_generation`` and on the stream ``caches``.
 """
 
 from __future__ import annotations
@@ -51,13 +53,13 @@ _REWRITE = """
 UPDATE events_eventjson j SET json = pruned.json
 FROM unnest(%s::text[], %s::bytea[]) AS pruned (event_id, json) WHERE j.event_id = pruned.event_id
 """
-#: What columns tell of content that the pruned form has no more goes, too. The target of a redaction stays: it still counts.
+#: Columns that hold redacted content are emptied, too. The target of a redaction stays, because it still takes effect.
 _MARK = "UPDATE events_event SET censored_at = clock_timestamp(), relates_to = NULL WHERE event_id = ANY(%s)"
 
 
 @dataclass(frozen=True, slots=True)
 class Censored:
-    """How far a run is. ``failed`` are events whose pruned form would not verify; they are left as they are."""
+    """The progress of a run. ``failed`` are events whose pruned form would not verify; they stay as they are."""
 
     events: int = 0
     rooms: int = 0
@@ -65,21 +67,21 @@ class Censored:
 
 
 def due(age: timedelta, using: str) -> int:
-    """How many redacted events are not censored, and were known to be redacted for so long."""
+    """Returns how many redacted events are not censored, where event and redaction were both received at least ``age`` ago."""
     with connections[using].cursor() as cursor:
         cursor.execute(_COUNT, {"age": _seconds(age)})
         return int(cursor.fetchone()[0])
 
 
 def censor(age: timedelta, using: str, limit: int | None = None) -> Iterator[Censored]:
-    """Censor what is due, at most ``limit`` events; yields how far it is after every transaction.
+    """Censors events that are due, at most ``limit`` of them. Yields the progress after every transaction.
 
     Must not be called inside a transaction. Appends facts, so this process becomes a writer of the stream ``caches``.
     """
     events, rooms, failed = 0, 0, list[str]()
     place, last_room = ("", 0), None
     while chunk := _next(age, place, _size(limit, events + len(failed)), using):
-        place = chunk[-1][:2]
+        place = chunk[-1][:2]  # events that failed are due for ever, so the next query begins behind them
         for room_id, rows in groupby(chunk, lambda row: row[0]):
             done, refused = _censor_room(room_id, [row[2] for row in rows], using)
             events, failed = events + done, failed + refused
@@ -89,9 +91,10 @@ def censor(age: timedelta, using: str, limit: int | None = None) -> Iterator[Cen
 
 
 def censored_json(json: bytes, version: str, event_id: str) -> bytes:
-    """What is stored instead of an event's JSON: its pruned form in canonical JSON.
+    """Returns the pruned form of an event's JSON as canonical JSON, which is stored instead.
 
-    Raises ``EventRefused`` or ``NotCanonical`` when that would be no event, or another one.
+    ``version`` is the room version. Raises ``EventRefused`` or ``NotCanonical`` if the result would not be an event, or
+    would be another one.
     """
     pruned = encode(prune(decode_event(json), room_version(version)), strict=False)
     parse_event(pruned, decode_event(pruned), version, event_id)
@@ -99,7 +102,7 @@ def censored_json(json: bytes, version: str, event_id: str) -> bytes:
 
 
 def _seconds(age: timedelta) -> float:
-    """No longer than the database can count back from now."""
+    """Returns the age in seconds, at most as long as the database can count back from now."""
     return min(age, _LONGEST).total_seconds()
 
 
@@ -108,7 +111,7 @@ def _size(limit: int | None, done: int) -> int:
 
 
 def _next(age: timedelta, place: tuple[str, int], limit: int, using: str) -> list[tuple[str, int, str]]:
-    """(room, position, event) of what is due behind a place."""
+    """Returns (room, position, event) of the next events that are due, after a (room, position)."""
     if not limit:
         return []
     with connections[using].cursor() as cursor:
@@ -117,9 +120,10 @@ def _next(age: timedelta, place: tuple[str, int], limit: int, using: str) -> lis
 
 
 def _censor_room(room_id: str, event_ids: Sequence[str], using: str) -> tuple[int, list[str]]:
-    """One transaction: how many events were censored, and which ones cannot be."""
+    """Censors events of one room in one transaction. Returns the number censored, and the IDs of those that failed."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_LOCK_ROOM, [room_id])
+        # The events were found without the lock, so the query asks again which of them are redacted and not censored.
         cursor.execute(_TEXTS, [list(event_ids)])
         pruned, failed = _pruned(cursor.fetchall())
         if pruned:

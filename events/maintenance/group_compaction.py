@@ -1,14 +1,13 @@
-"""Rewriting the state groups of a room to fewer rows, beside writers and readers (``state.groups.compaction`` plans them).
+"""Rewrites the state groups of a room to fewer rows, beside live writers and readers, by a plan of ``state.groups.compaction``.
 
-Stored groups are never changed, because processes keep what they have read of them. New ones are written under IDs of their own,
-unseen as long as no event has them. Then events move over, some at a time: in the same transaction the states of the old groups
-and of the new ones are read back and must be equal, the state before each state event included. At last the old groups go like
-all that nothing needs (``events.maintenance.group_gc``). What a writer put on an old group meanwhile is taken along in further
-rounds.
+Stored groups are never changed, because processes cache them. New groups are written under new IDs, which no reader uses
+as long as no event has them. Then events move to them in small transactions, each after the old and new states were read
+back and found equal. At last the old groups are deleted like all that no event needs (``events.maintenance.group_gc``).
+Further rounds take along what writers meanwhile built on old groups.
 
-May be stopped after any transaction: every event has a group with its state all the time, and the next run begins with what is
-stored then. Assumes that nobody purges the room meanwhile (``events.maintenance.purge_history.only_purge``). Takes memory in
-proportion to the groups that the outcome has.
+The work may be stopped after any transaction: every event always has a group with its state. The next run plans from what
+is stored then. Assumes that no purge of the room runs meanwhile (``events.maintenance.purge_history.only_purge``). Memory
+grows with the groups of the result.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ __all__ = ["RoomCompression", "group_rows"]
 _ROWS_PER_TRANSACTION = 5_000
 _EVENTS_PER_TRANSACTION = 1_000
 _PAIRS_PER_TRANSACTION = 200
-#: Entries of states that are compared at a time.
+#: Limit of the entries of states that are compared in one transaction.
 _ENTRIES_PER_TRANSACTION = 200_000
-#: Each round takes along what came in during the one before, which is less each time.
+#: Each round moves what writers stored during the one before, which becomes less each time.
 _MOST_ROUNDS = 8
 _MOST_PASSES = 3
 
@@ -74,14 +73,14 @@ UPDATE events_event e SET state_group = moved.new FROM moved WHERE e.stream_orde
 
 
 def group_rows(room_id: str, using: str) -> WrittenRows:
-    """The rows that a room's state groups take now."""
+    """Returns how many rows the state groups of a room take now."""
     with connections[using].cursor() as cursor:
         cursor.execute(_COUNT, [room_id])
         return WrittenRows(*cursor.fetchone())
 
 
 class RoomCompression:
-    """One room: first ``plan``, then, where that is worth it, ``carry_out``."""
+    """The compaction of one room's groups. Call ``plan`` first, and ``carry_out`` if the saving is worth it."""
 
     def __init__(self, room_id: str, using: str) -> None:
         self.room_id, self._using = room_id, using
@@ -91,24 +90,25 @@ class RoomCompression:
         self.moved = 0
         self._new = Compression()
         self._ids: dict[int, int] = {}
-        """Number of a new group -> its ID, once it is stored."""
+        """The builder's number of a new group -> its ID, once it is stored."""
         self._steps: set[int] = set()
         self._highest = 0
 
     def plan(self) -> None:
-        """Read the room and work out its new groups; changes nothing. Raises ``CompressionRefused`` for a damaged one."""
+        """Reads the room and computes its new groups, without a change. Raises ``CompressionRefused`` if groups are damaged."""
         self.before = self._read_all()
         self.foreseen = self._new.rows()
 
     def saving(self) -> float:
-        """The share of the rows that would be saved, in percent; below 0: there would be more."""
+        """Returns the share of rows that would be saved, in percent. It is negative if there would be more rows."""
         before = self.before.total
         return 100 * (before - self.foreseen.total) / before if before else 0.0
 
     def carry_out(self) -> Iterator[int]:
-        """Do it; yields the number of events moved so far after every transaction.
+        """Writes the new groups, moves the events, and deletes the old groups.
 
-        Raises ``CompressionWentWrong``; then, and when it is stopped, ``clean_up`` removes what was written in vain.
+        Yields the number of events moved so far after every transaction. Raises ``CompressionWentWrong``. After that, and
+        after a stop, ``clean_up`` deletes new groups that no event has.
         """
         for _ in range(_MOST_PASSES):
             for _ in self._pass():
@@ -118,10 +118,15 @@ class RoomCompression:
                 yield self.moved
             if not self._are_here(old):
                 return
-            self._read_all()  # somebody came to need an old group in the moment before it was to go
+            # A moves the last events and finds none left. B stores an event with an old group and commits. A's
+            # ``clean_up`` keeps that group, so A plans again.
+            self._read_all()
 
     def _pass(self) -> Iterator[None]:
-        """Write the new groups and move the events, until none has an old group and none stands on one."""
+        """Writes new groups and moves events, until no event has an old group and no needed group is built on one.
+
+        Gives up after ``_MOST_ROUNDS`` rounds.
+        """
         moving = sorted(self._new.numbers)
         for _ in range(_MOST_ROUNDS):
             yield from self._write()
@@ -131,14 +136,14 @@ class RoomCompression:
                 return
 
     def clean_up(self) -> Iterator[None]:
-        """Delete the groups that nothing needs, old ones and new ones."""
+        """Deletes the groups that no event needs, old or new. Yields after every transaction."""
         for _ in GroupPurge(self.room_id, self._using, plan_groups(self.room_id, self._using)).carry_out():
             yield
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _read_all(self) -> WrittenRows:
-        """Begin a plan with what is stored now; returns its rows."""
+        """Starts a new plan from what is stored now. Returns how many rows that is."""
         self._new, self._ids, self._steps = Compression(), {}, set()
         with one_view(self._using, is_long=True) as cursor:
             places, needed, steps = needed_groups(self.room_id, self._using)
@@ -151,7 +156,10 @@ class RoomCompression:
     def _take(
         self, places: Sequence[GroupPlace], needed: Collection[int], steps: Collection[int], only: Sequence[int] | None
     ) -> int:
-        """Give groups to the planner, all or ``only`` these; returns how many rows of deltas they have."""
+        """Adds groups to the plan, all or ``only`` these. Returns the number of their delta rows.
+
+        Raises ``CompressionRefused`` if a group is damaged.
+        """
         live = _live(places, needed)
         self._steps.update(steps)
         count = 0
@@ -172,7 +180,7 @@ class RoomCompression:
     def _stored(
         self, only: Sequence[int] | None
     ) -> Iterator[tuple[int, int | None, dict[tuple[str, str], str | None]]]:
-        """(group, the one below, how it differs from that), ascending."""
+        """Yields (group, group below, delta) in ascending order of groups."""
         names: dict[str, Any] = {"room": self.room_id, "groups": only}
         with closing(connections[self._using].chunked_cursor()) as cursor:
             cursor.execute(_READ, names)
@@ -180,12 +188,17 @@ class RoomCompression:
                 yield group, prev, {(kind, key): event_id for *_, kind, key, event_id in rows if kind is not None}
 
     def _left(self) -> list[int]:
-        """Old groups that events have again, and groups that writers built on old ones meanwhile."""
+        """Returns old groups that events have again, and groups that writers meanwhile built on old ones.
+
+        Adds the latter to the plan.
+        """
         with one_view(self._using, is_long=True):
             places, needed, steps = needed_groups(self.room_id, self._using)
             live = _live(places, needed)
             standing = set(self._ids.values())
             late = []
+            # Of groups that writers stored since the plan, those on new groups, or on none, may stay. The others count
+            # as late.
             for place in places:
                 if place.group <= self._highest or place.group in standing or place.group not in live:
                     continue
@@ -208,7 +221,7 @@ class RoomCompression:
     # --- new groups ---------------------------------------------------------------------------------------------
 
     def _write(self) -> Iterator[None]:
-        """Store the new groups that are not stored yet; nobody reads them so far."""
+        """Stores the new groups that are not stored yet. No reader uses them so far."""
         builder = self._new.builder
         new = sorted(builder.kept(self._new.numbers.values()) - self._ids.keys())
         if not new:
@@ -239,23 +252,28 @@ class RoomCompression:
     # --- events -------------------------------------------------------------------------------------------------
 
     def _batches(self, old: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-        """(old group, its new one), as many as can be compared at a time."""
+        """Yields pairs (old group, new group), as many at a time as can be compared at once."""
         keys = [row[4] for row in self._new.builder.group_rows()]
         sizes = {group: 2 * keys[self._new.numbers[group]] for group in old}
         for part in _parts(old, sizes, _ENTRIES_PER_TRANSACTION, _PAIRS_PER_TRANSACTION):
             yield [(group, self._ids[self._new.numbers[group]]) for group in part]
 
     def _move(self, pairs: Sequence[tuple[int, int]]) -> Iterator[None]:
-        """Give the events of old groups the new ones, after looking whether these are equal."""
+        """Gives the events of old groups the new ones, after checking that the states are equal.
+
+        Yields after every transaction. Raises ``CompressionWentWrong``.
+        """
         olds, news = [old for old, _ in pairs], [new for _, new in pairs]
         names: dict[str, Any] = {"olds": olds, "news": news, "limit": _EVENTS_PER_TRANSACTION}
         is_compared = False
         while True:
             with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
                 if not is_compared:
+                    # Before the lock, because reading takes long, and the state of a stored group never changes.
                     self._compare(cursor, pairs)
                     is_compared = True
                 cursor.execute(_LOCK_ROOM, [self.room_id])
+                # No event has the new groups yet, so another job that deletes unneeded groups may have deleted them.
                 cursor.execute(_HERE, [sorted(set(news))])
                 if len(cursor.fetchall()) != len(set(news)):
                     raise CompressionWentWrong(
@@ -269,7 +287,10 @@ class RoomCompression:
                 return
 
     def _compare(self, cursor: Any, pairs: Sequence[tuple[int, int]]) -> None:
-        """Raises ``CompressionWentWrong`` unless old and new groups read the same, and what state events stand on, too."""
+        """Raises ``CompressionWentWrong`` unless each pair of groups has equal states.
+
+        For groups of accepted state events, the groups below are compared, too: they are the states before the events.
+        """
         wanted: set[tuple[int | None, int | None]] = set(pairs)
         cursor.execute(_PREVS, [sorted({group for pair in pairs for group in pair})])
         prevs = dict(cursor.fetchall())
@@ -291,8 +312,9 @@ class RoomCompression:
 
 
 def _live(places: Sequence[GroupPlace], needed: Collection[int]) -> set[int]:
-    """The needed groups and those that they are built on."""
+    """Returns the needed groups and all groups below them. ``places`` is in ascending order."""
     live = set(needed)
+    # Downwards: a group is built on one with a lower ID.
     for place in reversed(places):
         if place.group in live and place.prev is not None:
             live.add(place.prev)
@@ -300,7 +322,7 @@ def _live(places: Sequence[GroupPlace], needed: Collection[int]) -> set[int]:
 
 
 def _parts(items: Sequence[int], sizes: Mapping[int, int], most: int, most_items: int) -> Iterator[list[int]]:
-    """The items in their order, in parts of this size and number at most; one that is larger is alone."""
+    """Yields the items in order, in parts of at most ``most_items`` items and total size ``most``. A larger item is alone."""
     part: list[int] = []
     size = 0
     for item in items:

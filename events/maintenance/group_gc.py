@@ -1,8 +1,8 @@
-"""Deleting the state groups of a room that no event needs any more (``state.groups.collection`` says which, and how).
+"""Deletes the state groups of a room that no event needs any more, by a plan of ``state.groups.collection``.
 
-Rows are deleted or moved, none is ever added. Small transactions, each with the room locked first like everybody who writes it:
-under that lock it is looked again whether an event, or another group, has come to need what was planned to go, and the whole
-state above what was merged is read again and must be what it was. May be stopped after any transaction and run again.
+Rows are deleted or moved, and none is added. Transactions are small, and each locks the room's row first, as every write
+to a room does. Under that lock two things are checked: that no event or other group has come to need a planned group, and
+that the state above a merged run reads as before. The work may be stopped after any transaction and run again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _MOST_GROUPS_PER_TRANSACTION = 5_000
 _PIECES_OF_A_STATE = 20
 _RUNS_PER_TRANSACTION = 20
 
-#: Every group of a room, whether an event has it, and whether an accepted state event has: its state before is the one below.
+#: The groups of a room. ``needed``: an event has the group. ``changes_state``: an accepted state event has it, and the
+#: group below is the state before that event.
 _PLACES = """
 SELECT g.id, g.prev_group, g.chain, coalesce(used.needed, false), coalesce(used.changes_state, false)
 FROM state_stategroup g LEFT JOIN LATERAL (
@@ -55,7 +56,8 @@ SELECT target, count(*) FILTER (WHERE superseded), count(*) FILTER (WHERE NOT su
 FROM ranked GROUP BY target
 """
 )
-#: Of a piece of a run: its own rows, and of those of the target, which may be very many, the ones at the same keys.
+#: Compares the rows of a piece of a run with each other, and with the target's rows at the same keys. The target may
+#: have very many rows, so these are looked up key by key.
 _DROP_SUPERSEDED = """
 WITH piece AS MATERIALIZED (
     SELECT ctid AS place, state_group, type, state_key, event_id FROM state_stategroupdelta
@@ -76,7 +78,7 @@ DELETE FROM state_stategroupdelta WHERE ctid = ANY(ARRAY(SELECT place FROM ranke
 _MOVE_ROWS = """
 UPDATE state_stategroupdelta SET state_group = %(target)s WHERE chain = %(chain)s AND state_group BETWEEN %(first)s AND %(last)s
 """
-#: The target at the beginning of a chain now has the state of the highest group that it took in.
+#: A target at the beginning of its chain takes over the state of the highest group that was merged into it.
 _BECOME_HIGHEST = """
 UPDATE state_stategroup target SET keys = high.keys, rows_to_read = high.rows_to_read - %(dropped)s
 FROM state_stategroup high WHERE target.id = %(target)s AND high.id = %(high)s
@@ -113,24 +115,24 @@ WHERE g.id = ANY(%s)
 
 @dataclass(slots=True)
 class GroupsPurged:
-    """What was deleted: groups, and rows of their deltas. ``moved`` are rows that now belong to another group."""
+    """The progress of a deletion: groups, and rows of their deltas. ``moved`` are rows that now belong to another group."""
 
     groups: int = 0
     rows: int = 0
     moved: int = 0
     left: int = 0
-    """Groups that came to be needed meanwhile."""
+    """Groups that were planned, and stayed because they are needed now."""
 
 
 def rooms_with_groups(using: str) -> list[str]:
-    """All rooms that have state groups."""
+    """Returns the IDs of all rooms that have state groups, sorted."""
     with connections[using].cursor() as cursor:
         cursor.execute(_ROOMS)
         return [room_id for (room_id,) in cursor.fetchall()]
 
 
 def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollection:
-    """What can go, when no event below depth ``cut`` counts any more."""
+    """Returns the plan for a room. Events below depth ``cut`` do not count as needing a group."""
     groups, needed, _ = needed_groups(room_id, using, cut)
     return collection_of(groups, needed)
 
@@ -138,9 +140,10 @@ def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollec
 def needed_groups(
     room_id: str, using: str, cut: int | None = None, above: int = 0
 ) -> tuple[list[GroupPlace], set[int], set[int]]:
-    """The groups with IDs above ``above``; those that are needed; those that accepted state events have.
+    """Returns the groups with IDs above ``above``, ascending; those that are needed; and those that accepted state events have.
 
-    Of the last the group right below is needed, too: it is the state before.
+    Events below depth ``cut`` do not count. For a group of an accepted state event, the group right below is needed, too,
+    because it is the state before the event.
     """
     groups: list[GroupPlace] = []
     needed: set[int] = set()
@@ -158,7 +161,7 @@ def needed_groups(
 
 
 class GroupPurge:
-    """Carrying out one room's plan, or only counting what that would delete."""
+    """The execution of one room's plan. ``foresee`` only counts."""
 
     def __init__(self, room_id: str, using: str, plan: GroupCollection) -> None:
         self.room_id, self._using, self._plan = room_id, using, plan
@@ -167,11 +170,11 @@ class GroupPurge:
 
     @property
     def total(self) -> int:
-        """Groups that are to go."""
+        """The number of groups to delete, including those that are merged into others."""
         return len(self._plan.gone) + sum(len(run.absorbed) for run, _ in self._runs)
 
     def foresee(self) -> GroupsPurged:
-        """What ``carry_out`` is going to say."""
+        """Returns the counts that ``carry_out`` reaches if nothing changes meanwhile."""
         with connections[self._using].cursor() as cursor:
             cursor.execute(_COUNT_ROWS, [list(self._plan.gone)])
             (rows,) = cursor.fetchone()
@@ -179,7 +182,10 @@ class GroupPurge:
         return GroupsPurged(self.total, rows + sum(c[0] for c in counted), sum(c[1] for c in counted))
 
     def carry_out(self) -> Iterator[GroupsPurged]:
-        """Do it; yields how far it is after every transaction."""
+        """Deletes and merges groups. Yields the progress, always the same object, after every transaction.
+
+        Raises ``PurgeWentWrong`` if a state would read differently after a merge; that transaction is rolled back.
+        """
         gone = self._plan.gone
         for start in range(0, len(gone), _GROUPS_PER_TRANSACTION):
             with _locked(self.room_id, self._using) as cursor:
@@ -192,10 +198,10 @@ class GroupPurge:
                     merged = self._merge(cursor, piece, before)
                 yield self.done
                 if not merged:
-                    break
+                    break  # the pieces of a run are merged in order, so the rest of it stays
 
     def _worth_it(self, runs: Sequence[Run]) -> list[tuple[Run, tuple[int, int]]]:
-        """Runs whose merging deletes at least as many rows as it moves, each with (rows deleted, rows moved)."""
+        """Returns the runs whose merging deletes at least as many rows as it moves, each with (rows deleted, rows moved)."""
         found = []
         with connections[self._using].cursor() as cursor:
             for start in range(0, len(runs), _RUNS_PER_TRANSACTION):
@@ -209,8 +215,12 @@ class GroupPurge:
         return found
 
     def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
-        """Groups that nothing is built on but others of these."""
+        """Deletes the groups, except those that are needed now.
+
+        When the groups were planned, all groups that build on them were among them.
+        """
         going = set(groups)
+        # A group that stays needs the groups below it. So each round may find more that have to stay.
         while needed := _needed(cursor, sorted(going)):
             going -= needed
         self.done.left += len(groups) - len(going)
@@ -220,12 +230,18 @@ class GroupPurge:
         self.done.groups += cursor.rowcount
 
     def _merge(self, cursor: Any, run: Run, before: StateDigest | None) -> bool:
-        """Merge one piece of a run, above which the state was ``before``; false when one of its groups is needed now."""
+        """Merges one piece of a run. Returns false, and changes nothing, if one of its groups is needed now.
+
+        ``before`` is the digest of the state above the run, or null if it is not stored any more. Raises ``PurgeWentWrong``.
+        """
         low, high = run.bounds
+        # A plans without the lock, B stores an event with a group of the run and commits, A locks the room: the run has
+        # to stay.
         if before is None or self._is_needed(cursor, run):
             self.done.left += len(run.absorbed)
             return False
         names = {"chain": run.chain, "target": run.target, "first": run.absorbed[0], "last": run.absorbed[-1]}
+        # Superseded rows go first: two rows of one group may not have the same key.
         cursor.execute(_DROP_SUPERSEDED, names)
         dropped = cursor.rowcount
         cursor.execute(_MOVE_ROWS, names)
@@ -249,7 +265,8 @@ class GroupPurge:
 
     @staticmethod
     def _is_needed(cursor: Any, run: Run) -> bool:
-        """Whether an event has one of the groups, or something beside the run is built on one, or one is not here."""
+        """Returns true if a group of the run is needed by an event, has a group outside the run built on it, or is gone."""
+        # A target below the run takes over the state of the highest group, so its own state must not be needed, either.
         loose = [*run.absorbed, *([run.target] if run.target < run.absorbed[0] else [])]
         cursor.execute(_LOOSE_NOW, {"loose": loose, "chain": run.chain})
         is_needed, here = cursor.fetchone()
@@ -258,14 +275,18 @@ class GroupPurge:
 
 @contextmanager
 def _locked(room_id: str, using: str) -> Iterator[Any]:
-    """A cursor in a transaction with the room locked."""
+    """Yields a cursor in a transaction that holds the room's lock."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_LOCK_ROOM, [room_id])
         yield cursor
 
 
 def _groups_at_once(state: StateDigest | None) -> int:
-    """The state above is read after each piece, so where it is large the pieces are, too."""
+    """Returns how many groups to merge in one transaction.
+
+    Each transaction reads ``state``, the state above the run, to compare it. The larger that is, the more groups are
+    merged at once.
+    """
     part = 0 if state is None else state.entries // _PIECES_OF_A_STATE
     return max(_GROUPS_PER_TRANSACTION, min(part, _MOST_GROUPS_PER_TRANSACTION))
 
@@ -281,6 +302,6 @@ def _columns(runs: Sequence[Run]) -> dict[str, list[int]]:
 
 
 def _needed(cursor: Any, groups: Sequence[int]) -> set[int]:
-    """Those of the groups that an event has, or that a group beside them is built on."""
+    """Returns those of the groups that an event has, or that a group outside ``groups`` is built on."""
     cursor.execute(_NEEDED_NOW, {"groups": groups})
     return {group for (group,) in cursor.fetchall()}

@@ -1,7 +1,8 @@
-"""One transaction of a purge of history: up to some thousand events, with the room locked first (``purge_history`` tells why).
+"""Carries out one transaction of a purge of history, for up to some thousand events.
 
-One statement finds the next events by depth and deletes all of them that goes, so no list of events travels between the
-database and here. All parts of it see the room as it was under the lock before anything was deleted.
+One statement finds the next events by depth and deletes all that belongs to them, so event IDs do not travel between the
+database and this process. All parts of the statement see the room as it was under the lock, before anything was deleted.
+``events.maintenance.purge_history`` has the rules.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ POSITION_LIMIT = 2**63
 LOWEST = (-POSITION_LIMIT, -POSITION_LIMIT)
 """The place before all events, as (depth, stream position)."""
 
-#: What goes, or becomes an outlier: ``goes`` tells which.
+#: ``GOES`` is true for events that are deleted. Other events that match ``PURGED`` become outliers.
 GOES = "(e.state_key IS NULL AND (%(delete_local)s OR substr(e.sender, strpos(e.sender, ':') + 1) <> %(server)s))"
 PURGED = (
     "e.room_id = %(room)s AND e.topological_ordering < %(cut)s AND e.stream_ordering BETWEEN %(lowest)s AND %(highest)s "
@@ -36,12 +37,19 @@ PURGED = (
 _BEHIND = "(e.topological_ordering, e.stream_ordering) > (%(topological)s, %(stream)s)"
 _IS_THERE_MORE = f"SELECT EXISTS (SELECT FROM events_event e WHERE {PURGED} AND {_BEHIND})"
 _LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
-#: What is looked up has an index, whatever the statistics of a table that shrinks say of its size.
+#: All conditions have an index. The statistics of a table that shrinks may be wrong, and the planner would read it
+#: whole.
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
 _DEEPEST_LEAF = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s
 """
-#: Big tables are asked with arrays of keys: a plan with a join might read such a table whole, once for each transaction.
+#: Large tables are queried with arrays of keys: a plan with a join might read such a table whole, once for each
+#: transaction.
+#:
+#: ``next`` are the events of the batch. ``above`` are events that stay in the graph, with a prev event in the batch:
+#: below them are new backward extremities (``gaps``), and at live ones timeline gaps (``holes``). ``old_holes`` are
+#: timeline gaps at events of the batch, ``old_gaps`` backward extremities that nothing in the graph names any more.
+#: ``freed`` are prev events of the batch that this purge leaves in the graph.
 _PURGE = f"""
 WITH next AS MATERIALIZED (
     SELECT e.event_id, e.stream_ordering, {GOES} AS goes, e.outlier, e.topological_ordering FROM events_event e
@@ -108,9 +116,9 @@ _STATE_OPEN = "UPDATE events_room SET current_state_unresolved = true WHERE room
 
 @dataclass(frozen=True, slots=True)
 class PurgeRequest:
-    """Everything of the room below depth ``cut``; messages of this server only with ``delete_local``.
+    """The events to purge: those of the room below depth ``cut``, with messages of this server only if ``delete_local``.
 
-    With ``positions`` only events whose stream positions lie between these, both included: what an archive has, say.
+    ``positions`` restricts this to events between two stream positions, both included, such as those in an archive.
     """
 
     room_id: str
@@ -121,7 +129,7 @@ class PurgeRequest:
 
     @property
     def names(self) -> dict[str, Any]:
-        """For the statements."""
+        """The parameters of the SQL statements."""
         server = stream_settings().server_name
         lowest, highest = self.positions
         where: dict[str, Any] = {"room": self.room_id, "cut": self.cut, "lowest": lowest, "highest": highest}
@@ -130,7 +138,7 @@ class PurgeRequest:
 
 @dataclass(slots=True)
 class HistoryPurged:
-    """How far a purge is, in events."""
+    """The progress of a purge, in events. ``leaves`` are forward extremities that were purged."""
 
     deleted: int = 0
     became_outliers: int = 0
@@ -138,7 +146,7 @@ class HistoryPurged:
 
 
 def check_leaves(cursor: Any, request: PurgeRequest) -> None:
-    """Raises ``PurgeRefused`` when no leaf would stay."""
+    """Raises ``PurgeRefused`` if even the deepest forward extremity of the room lies below the cut."""
     cursor.execute(_DEEPEST_LEAF, [request.room_id])
     deepest = cursor.fetchone()[0]
     if deepest is not None and deepest < request.cut:
@@ -151,24 +159,27 @@ def check_leaves(cursor: Any, request: PurgeRequest) -> None:
 def purge_batch(
     cursor: Any, request: PurgeRequest, place: tuple[int, int], limit: int, done: HistoryPurged
 ) -> tuple[int, int] | None:
-    """Purge the next events behind a place; returns the place of the last one, or null when there are none.
+    """Purges the next events after a place. Returns the place of the last one, or null if there are none left.
 
-    In a transaction of its own, that the caller opens. Raises ``PurgeRefused``.
+    A place is (depth, stream position). Adds what was purged to ``done``. Assumes a transaction that the caller opens for
+    this call alone. Raises ``PurgeRefused``.
     """
     names: Mapping[str, Any] = {**request.names, "topological": place[0], "stream": place[1], "limit": limit}
+    # Without the lock: at the end of a purge the room is neither locked, nor does its content generation rise.
     cursor.execute(_IS_THERE_MORE, names)
     if not cursor.fetchone()[0]:
         check_leaves(cursor, request)
         return None
     cursor.execute(f"{_USE_INDEXES}; {_LOCK_ROOM}", [request.room_id])
-    check_leaves(cursor, request)
+    check_leaves(cursor, request)  # under the lock: the forward extremities may be others than at the caller's check
     cursor.execute(_PURGE, names)
     found = cursor.fetchone()
     if found is None:
         return None
     deleted, outliers, leaves, freed, *last = found
-    if leaves or freed:
+    if leaves or freed:  # the set of forward extremities may have changed
         settle_state(cursor, request.room_id, request.using, freed)
+    # Late in the transaction: readers wait for this position until the transaction ends.
     registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
     done.deleted += deleted
     done.became_outliers += outliers
@@ -177,10 +188,12 @@ def purge_batch(
 
 
 def settle_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = ()) -> None:
-    """Other leaves may make another current state: worked out and told as when a gap is filled. The room is locked.
+    """Computes the current state again, after events have left the graph or come back into it, and notifies other processes.
 
-    Events have left the graph or come back into it; ``freed`` are those that the former referred to.
+    The set of forward extremities may have changed, and with it the current state. This is done in the same way as when a
+    gap is filled. ``freed`` are stored events that the departed ones referred to. Assumes that the room is locked.
     """
+    # Makes the batch compute the whole current state, instead of continuing the stored one.
     cursor.execute(_STATE_OPEN, [room_id])
     reading = lock_and_read([], using, rooms=[room_id])
     room = reading.rooms[room_id]
@@ -188,7 +201,9 @@ def settle_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = (
     batch.freed = freed
     changes = batch.work_out()
     write_rooms([(room, batch.stored, changes)], set(), using)
-    if changes.current_unresolved:  # a leaf whose state is not known came back
+    # A forward extremity whose state is unknown came back. ``write_rooms`` drops the stored state only of a room that
+    # was not marked as unresolved when it was read.
+    if changes.current_unresolved:
         cursor.execute(_DROP_STATE, [room_id])
         if dropped := cursor.fetchall():
             invalidate_room_state(room_id, [user for (user,) in dropped if user is not None], using)

@@ -1,12 +1,15 @@
-"""Purging the history of a room below a depth, beside live writers and readers.
+"""Purges the history of a room below a depth, beside live writers and readers.
 
-Messages go; state events stay as outliers, because they are needed to judge by and as state, and so do messages of this server
-unless asked for; depth equal to the cut stays. Events go from the lowest depth on, some thousand in each transaction, with the
-room locked first like everybody who writes it. After every transaction the room is one whose history begins a little higher:
-what is referred to from above is a gap again, which backfill may fill, and a sync across it is limited. So a purge may be stopped
-after any of them and run again. Then state groups that no event needs are deleted (``events.maintenance.group_gc``).
+Messages are deleted. State events stay as outliers, because event auth and states need them. Messages of this server stay
+as outliers, too, unless the request includes them. Events whose depth equals the cut stay in the graph.
 
-Other processes are told in the same transaction, by ``Room.content_generation`` and on the stream ``caches``.
+Events go from the lowest depth up, some thousand in each transaction. Each transaction locks the room's row first, as
+every write to a room does, and notifies other processes by ``Room.content_generation`` and on the stream ``caches``.
+After each, the room is one whose history begins a little higher: prev events that are missing are backward extremities
+again, which backfill may fill, and a sync across them is limited. So a purge may be stopped after any transaction and run
+again.
+
+The caller then deletes state groups that no event needs (``events.maintenance.group_gc``).
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ __all__ = [
 _EVENTS_PER_TRANSACTION = 2_000
 
 _EVENT = "SELECT room_id, topological_ordering, outlier FROM events_event WHERE event_id = %s"
-#: The last event before the time, but nothing that is younger by its own word may be lost to an event that claims to be old.
+#: The depth of the last event before the time, or the lowest depth of an event that is not before it, whichever is
+#: lower. Without the second, an event that claims to be old but lies high in the graph would take younger events below
+#: it along.
 _AT_TIME = """
 SELECT least(
     (SELECT topological_ordering FROM events_event
@@ -59,9 +64,9 @@ _LOCK = marked_lock("'replsite.purge:' || %s")
 _ONLY_ONE = f"SELECT pg_try_advisory_lock({_LOCK})"
 _GIVE_BACK = f"SELECT pg_advisory_unlock({_LOCK})"
 
-#: Counting a large room may take its time, but not the cores of others.
+#: Counting a large room may take long, so it uses no parallel workers.
 _ON_ONE_CORE = "SET LOCAL max_parallel_workers_per_gather = 0"
-#: Rows of a room by table, as they are.
+#: Table -> the ``FROM`` clause of a room's rows in it.
 _FIGURES: Mapping[str, str] = {
     "events_event": "FROM events_event WHERE room_id = %(room)s",
     "events_eventjson": "FROM events_eventjson JOIN events_event e USING (event_id) WHERE e.room_id = %(room)s",
@@ -107,7 +112,10 @@ SELECT (SELECT count(*) FILTER (WHERE goes) FROM purged), (SELECT count(*) FILTE
 
 
 def cut_at_event(room_id: str, event_id: str, using: str) -> int:
-    """The depth of an event of the room; raises ``UnknownRoom`` and ``UnknownEvent``."""
+    """Returns the depth of an event of the room.
+
+    Raises ``UnknownRoom``, and ``UnknownEvent`` if the event is not here, is an outlier, or is of another room.
+    """
     _check_room(room_id, using)
     found = _first(using, _EVENT, [event_id]) if can_be_stored(event_id) else None
     if found is None or found[0] != room_id or found[2]:
@@ -116,9 +124,10 @@ def cut_at_event(room_id: str, event_id: str, using: str) -> int:
 
 
 def cut_at_time(room_id: str, ms: int, using: str) -> int:
-    """The depth of the last event before that time, by ``origin_server_ts``; 0: there is none. Raises ``UnknownRoom``.
+    """Returns the depth of the last event before a time, or 0 if there is none. Raises ``UnknownRoom``.
 
-    It is never above an event that says that it is younger.
+    ``ms`` is compared with ``origin_server_ts``, in milliseconds since 1970. The last event is the last in stream order.
+    The depth is never higher than that of an event with a later ``origin_server_ts``.
     """
     _check_room(room_id, using)
     found = _first(using, _AT_TIME, {"room": room_id, "ms": ms})
@@ -126,7 +135,7 @@ def cut_at_time(room_id: str, ms: int, using: str) -> int:
 
 
 def cut_at_token(room_id: str, token: str, using: str) -> int:
-    """The depth in a timeline token; raises ``UnknownRoom`` and ``BadToken``."""
+    """Returns the depth in a timeline token. Raises ``UnknownRoom`` and ``BadToken``."""
     _check_room(room_id, using)
     return timeline_place(token)[0]
 
@@ -148,7 +157,7 @@ def _first(using: str, statement: str, values: Any) -> Sequence[Any] | None:
 
 @contextmanager
 def only_purge(room_id: str, using: str) -> Iterator[None]:
-    """Nobody else purges the room within the block; raises ``PurgeRefused`` when somebody does."""
+    """Holds a lock within the block, so that no other session purges the room. Raises ``PurgeRefused`` if one does already."""
     with (
         closing(driver.direct_connection(using, application_name="replsite purge")) as connection,
         connection.cursor() as cursor,
@@ -159,22 +168,23 @@ def only_purge(room_id: str, using: str) -> Iterator[None]:
         try:
             yield
         finally:
-            # A purges and closes the connection, B restores at once: the server may end A's session after B has asked for the
-            # lock. So A gives it back itself. If the connection is gone, so is the lock.
+            # A purges and closes its connection, B asks for the lock at once. PostgreSQL may end A's session only after
+            # that, and B would be refused. So A releases the lock before it closes. If the connection is lost, so is
+            # the lock.
             with suppress(driver.DatabaseError):
                 cursor.execute(_GIVE_BACK, [room_id])
 
 
 def deepest_leaf(room_id: str, using: str) -> int | None:
-    """The depth of the room's deepest leaf; null: it has none."""
+    """Returns the depth of the room's deepest forward extremity, or null if there is none."""
     found = _first(using, _DEEPEST_LEAF, [room_id])
     return None if found is None else found[0]
 
 
 def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int]]:
-    """What a purge would delete, and the rows of the room's tables afterwards, state groups left out.
+    """Returns what a purge would delete, and the number of rows by table after it, without state groups.
 
-    Raises ``PurgeRefused``. One snapshot.
+    Raises ``PurgeRefused``.
     """
     with connections[request.using].cursor() as cursor:
         check_leaves(cursor, request)
@@ -195,7 +205,7 @@ def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int
 
 
 def count_purged(request: PurgeRequest) -> int:
-    """How many events a purge has before it. Raises ``PurgeRefused``."""
+    """Returns how many events a purge would delete or make outliers. Raises ``PurgeRefused``."""
     with connections[request.using].cursor() as cursor:
         check_leaves(cursor, request)
         cursor.execute(_COUNT, request.names)
@@ -203,7 +213,7 @@ def count_purged(request: PurgeRequest) -> int:
 
 
 def room_figures(room_id: str, using: str) -> dict[str, int]:
-    """Rows of a room by table, in one snapshot."""
+    """Returns the number of rows of a room by table, in one snapshot."""
     columns = ", ".join(f"(SELECT count(*) {source})" for source in _FIGURES.values())
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_ON_ONE_CORE)
@@ -213,9 +223,10 @@ def room_figures(room_id: str, using: str) -> dict[str, int]:
 
 
 def purge_events(request: PurgeRequest) -> Iterator[HistoryPurged]:
-    """Purge; yields how far it is after every transaction. Within ``only_purge``; not inside a transaction.
+    """Purges the events of a request. Yields the progress, always the same object, after every transaction.
 
-    Raises ``PurgeRefused``. Appends facts, so this process becomes a writer of the stream ``caches``.
+    Must be called within ``only_purge``, and not inside a transaction. Raises ``PurgeRefused``. Appends facts, so this
+    process becomes a writer of the stream ``caches``.
     """
     done, place = HistoryPurged(), LOWEST
     while True:

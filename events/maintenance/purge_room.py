@@ -1,11 +1,13 @@
-"""Deleting a room whole: at once for everybody who reads or writes, then row by row.
+"""Deletes a whole room: it vanishes for all readers and writers at once, then its rows are deleted in parts.
 
-One transaction takes the room itself, its current state, leaves, gaps and ranges, and notes it in ``PurgedRoom``; from then on
-there is no such room, and none of that name is made until the rest is gone (``events.models.purged_rooms``). The rest goes some
-thousand rows a transaction: events with all that hangs on them, state groups, and the rows of every other table that names it.
-It may be stopped after any of them and run again. Other processes are told in the first transaction.
+The first transaction deletes the room's own row, its current state, extremities, gaps and ranges. It also records the
+room in ``PurgedRoom`` and notifies other processes. From then on the room does not exist, and a room of that name cannot
+be created until the rest is gone (``events.models.purged_rooms``).
 
-Within ``events.maintenance.purge_history.only_purge``.
+The rest goes some thousand rows in each transaction: events with all that belongs to them, state groups, and the rows of
+every other table with a room ID. The purge may be stopped after any transaction and run again.
+
+Assumes that the caller is within ``events.maintenance.purge_history.only_purge``.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ _EVENTS_PER_TRANSACTION = 2_000
 _GROUPS_PER_TRANSACTION = 1_000
 _ROWS_PER_TRANSACTION = 5_000
 _MOST_NAMED = 5
-#: Tables of what was done to rooms, which outlive them, and views.
+#: Tables that record what was done to rooms. Their rows outlive the rooms.
 _KEPT = {"events_purgedroom", "pipeline_importedroom", "pipeline_mendedroom"}
-#: Taken in the first transaction, or with the events and groups.
+#: Tables whose rows go in the first transaction, or with the events and groups.
 _OWN = {
     "events_room", "events_event", "events_currentstate", "events_forwardextremity", "events_backwardextremity",
     "events_timelinegap", "events_eventvisibility", "events_feedentry", "state_stategroup",
@@ -99,7 +101,7 @@ _COUNT_OTHER = "SELECT count(*) FROM {table} WHERE room_id = %s"
 
 @dataclass(slots=True)
 class RoomPurged:
-    """How far it is, in rows."""
+    """The progress of a purge, in rows."""
 
     events: int = 0
     state_groups: int = 0
@@ -108,7 +110,7 @@ class RoomPurged:
 
 
 class RoomPurge:
-    """The deletion of one room; raises ``UnknownRoom`` where there is none, and none is being deleted."""
+    """The deletion of one room. Raises ``UnknownRoom`` if there is no such room, and none of that name is being deleted."""
 
     def __init__(self, room_id: str, using: str) -> None:
         self.room_id, self._using = room_id, using
@@ -117,7 +119,7 @@ class RoomPurge:
             raise UnknownRoom(f"There is no room {room_id!r:.300}.")
 
     def figures(self) -> dict[str, int]:
-        """Rows of the room by table: what is going to be deleted. Tables without any are left out, but for events."""
+        """Returns the number of rows to delete, by table. Empty tables are left out, except for that of events."""
         found = room_figures(self.room_id, self._using)
         with connections[self._using].cursor() as cursor:
             for table in (*sorted(_OWN - found.keys()), *_other_tables()):
@@ -126,7 +128,7 @@ class RoomPurge:
         return {table: count for table, count in found.items() if count or table == "events_event"}
 
     def check(self, *, force: bool) -> None:
-        """Raises ``PurgeRefused`` while users of this server are joined, unless by force."""
+        """Raises ``PurgeRefused`` while users of this server are joined. ``force`` skips the check."""
         if force:
             return
         with connections[self._using].cursor() as cursor:
@@ -140,16 +142,22 @@ class RoomPurge:
             )
 
     def begin(self, by: str, *, block: bool, force: bool, positions: tuple[int, int] | None = None) -> None:
-        """The first transaction, unless a killed run has done it; ``positions`` are those that an archive has.
+        """Carries out the first transaction. If a stopped run has done so already, only ``block`` is stored.
 
-        Raises ``PurgeRefused``. Appends facts, so this process becomes a writer of the stream ``caches``.
+        ``by`` is recorded as the user who asked for the purge. ``block`` forbids that the room is created again after it.
+        ``positions`` are the lowest and highest stream position in an archive of the room. Raises ``PurgeRefused`` if
+        users of this server are joined, unless ``force`` is true, or if the room has other positions than the archive.
+        Appends facts, so this process becomes a writer of the stream ``caches``.
         """
         with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
+            # A writer that holds this lock commits first. One that waits for it finds no room afterwards.
             cursor.execute(_LOCK_ROOM, [self.room_id])
-            if not self._is_here():
+            if not self._is_here():  # a stopped run has committed this transaction
                 PurgedRoom.objects.using(self._using).filter(pk=self.room_id).update(blocked=block)
                 return
-            self.check(force=force)
+            self.check(force=force)  # under the lock: a user may have joined since the caller's check
+            # A archives the room, B stores an event, A locks the room. Without the comparison below, B's event would be
+            # deleted and be in no archive.
             cursor.execute(_BOUNDS, {"room": self.room_id})
             lowest, highest, group = cursor.fetchone()
             if positions not in (None, (lowest, highest)):
@@ -167,7 +175,7 @@ class RoomPurge:
             invalidate_room_state(self.room_id, users)
 
     def carry_out(self) -> Iterator[RoomPurged]:
-        """The rest; yields how far it is after every transaction."""
+        """Deletes the rest. Yields the progress after every transaction."""
         room = PurgedRoom.objects.using(self._using).get(pk=self.room_id)
         yield from self._events(room)
         yield from self._groups(room)
@@ -219,17 +227,17 @@ class RoomPurge:
 
 
 def is_purging(room_id: str, using: str) -> bool:
-    """Whether the rest of the room is still to be deleted."""
+    """Returns true if rows of the room are still to be deleted."""
     return PurgedRoom.objects.using(using).filter(pk=room_id, finished_at__isnull=True).exists()
 
 
 def unblock_room(room_id: str, using: str) -> bool:
-    """Let a blocked room be made again; whether it was blocked."""
+    """Allows that a blocked room is created again. Returns false if it was not blocked."""
     return bool(PurgedRoom.objects.using(using).filter(pk=room_id, blocked=True).update(blocked=False))
 
 
 def _other_tables() -> list[str]:
-    """Every other table of ours that names rooms."""
+    """Returns the names of all other managed tables that have a column ``room_id``, sorted."""
     found = {
         model._meta.db_table
         for model in apps.get_models()

@@ -1,13 +1,15 @@
-"""Putting archived events of a room back where they were, some thousand in each transaction, from the latest down.
+"""Restores archived events of a room at their old places, some thousand in each transaction, from the latest down.
 
-The events come in a temporary table with the columns of an archive. They get their old stream positions back, so nobody takes
-them for new and the ranges of visibility fit them as before; their JSON is what was archived, redacted where it does not fit its
-hash. What is stored stays as it is, because it was redacted or censored since, or came back by backfill; only an outlier that had
-a place gets it again. A redaction that came since applies. After every transaction the room is one whose history begins a little
-lower, as if purged less.
+The events come in a temporary table with the columns of an archive. They get their old stream positions, so readers do
+not take them for new ones, and the visibility ranges fit them as before. Their JSON is stored as archived, but redacted
+if it does not match its hash.
 
-State groups come first, with new IDs: an archive has all that its events' groups build on, so nothing that is stored is touched.
-Assumes a transaction of the caller's for each call, and that nobody purges the room meanwhile
+Stored events stay as they are, because they may have been redacted, censored or backfilled since. Only an outlier that
+had a place in the graph gets it back. A redaction that came since applies. After every transaction the room is one whose
+history begins a little lower.
+
+State groups come first, under new IDs. An archive has all groups that those of its events build on, so no stored group is
+touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs meanwhile
 (``events.maintenance.purge_history.only_purge``).
 """
 
@@ -47,7 +49,8 @@ __all__ = [
     "tell_of_restored",
 ]
 
-#: Temporary tables that the caller fills, by name, each emptied with its transaction but for ``restored_hole``.
+#: Name -> columns of the temporary tables that the caller fills. Each is emptied in its transaction, except
+#: ``restored_hole``.
 TEMPORARY = {
     "restored_event": (
         'event_id text COLLATE "C", room_version text, json bytea, stream_ordering bigint, instance_name text, '
@@ -95,7 +98,8 @@ _TAKEN = """
 SELECT e.event_id, e.stream_ordering FROM events_event e JOIN restored_event r USING (stream_ordering)
 WHERE e.stream_ordering = ANY(ARRAY(SELECT stream_ordering FROM restored_event)) AND e.event_id <> r.event_id LIMIT 1
 """
-#: What is stored of the events: nothing (they are new), or an outlier that had a place; the others stay as they are.
+#: The events that change here: new ones, and stored outliers that had a place in the graph. All others stay as they
+#: are.
 _FATES = """
 CREATE TEMPORARY TABLE restored_fate ON COMMIT DROP AS
 SELECT r.event_id, e.event_id IS NULL AS is_new, e.stream_ordering AS stored_at, r.outlier FROM restored_event r
@@ -139,7 +143,7 @@ _OLD_GAPS = """
 DELETE FROM events_backwardextremity WHERE room_id = %(room)s
   AND event_id = ANY(ARRAY(SELECT event_id FROM restored_fate WHERE NOT outlier))
 """
-#: What restored events refer to and is not here in its place.
+#: Prev events of restored events that are missing, or here only as outliers.
 _BELOW = """
 CREATE TEMPORARY TABLE restored_below ON COMMIT DROP AS
 SELECT r.event_id, r.stream_ordering, r.instance_name, prev FROM restored_event r JOIN restored_fate fate USING (event_id)
@@ -159,8 +163,9 @@ SELECT %(room)s, hole.stream_ordering, hole.instance_name FROM restored_hole hol
 JOIN restored_fate fate ON fate.event_id = r.event_id
 ON CONFLICT (room_id, stream_ordering) DO NOTHING
 """
-#: Holes that a purge made: nothing is missing below any more, and what is there came before. Where it came later, or by backfill,
-#: whoever has crossed the hole still has to ask for it, so those stay.
+#: Deletes timeline gaps that a purge made: no prev event is missing any more, and all of them came before the event. A
+#: gap stays where a prev event came later or by backfill: clients that have synced across the gap still have to ask for
+#: it.
 _OLD_HOLES = """
 DELETE FROM events_timelinegap hole USING (
     SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
@@ -183,14 +188,14 @@ WHERE NOT EXISTS (
       AND e.rejected_reason IS NULL)
 ON CONFLICT (event_id) DO NOTHING
 """
-#: An event that came back may stand on a leaf, if it said to be less deep than that.
+#: A restored event may build on a forward extremity, if it claims a lower depth than that.
 _LEAF_BELOW = """
 SELECT EXISTS (
     SELECT FROM events_forwardextremity leaf JOIN events_eventedge edge ON edge.prev_event_id = leaf.event_id
     JOIN events_event e ON e.event_id = edge.event_id
     WHERE leaf.room_id = %(room)s AND e.room_id = %(room)s AND NOT e.outlier)
 """
-#: Where the state at a live event is not known, nobody can tell who sees the room.
+#: If the state at a live event is unknown, the room's visibility ranges cannot be known.
 _NO_RANGES = """
 WITH room AS (
     UPDATE events_room SET visibility_unresolved = true WHERE room_id = %(room)s AND EXISTS (
@@ -200,7 +205,7 @@ WITH room AS (
     RETURNING room_id
 ) DELETE FROM events_eventvisibility v USING room WHERE v.room_id = room.room_id
 """
-#: Redactions that came while their targets were away; the first that applies counts.
+#: Redactions that came while their targets were away, in stream order: the first that applies is stored.
 _LATE_REDACTIONS = """
 SELECT redaction.event_id, target.event_id
 FROM events_event redaction JOIN events_event target ON target.event_id = redaction.redacts
@@ -215,7 +220,8 @@ _OF_ANOTHER_EVENT = (Reason.WRONG_EVENT_ID, Reason.DUPLICATE_KEY)
 _NO_VERDICT = Verdict(False, None, False, None, True, True)
 _COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM restored_fate"
 
-#: A room that is not here comes back: its generation is another one than it ever had, so that nobody uses what they kept of it.
+#: Inserts a room that is not here. Its content generation comes from the clock, so that it is one that the room never
+#: had, and no process uses what it cached of the room's former content.
 _ROOM = (
     "DELETE FROM events_purgedroom WHERE room_id = %(room)s",
     """
@@ -249,7 +255,11 @@ SELECT EXISTS (
 
 @dataclass(slots=True)
 class EventsRestored:
-    """How far it is, in events: written again, given their place again, found as they were; and redacted while away."""
+    """The progress of a restore, in events.
+
+    ``restored`` were inserted, ``placed`` were outliers and got their place back, ``here`` were left as they are.
+    ``redacted`` had a redaction that came while they were away.
+    """
 
     restored: int = 0
     placed: int = 0
@@ -258,7 +268,10 @@ class EventsRestored:
 
 
 def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
-    """Store the groups of ``restored_group`` and ``restored_delta`` anew, noting their IDs in the table ``mapping``."""
+    """Stores the groups of ``restored_group`` and ``restored_delta`` under new IDs. Returns how many groups that are.
+
+    Each old ID is recorded with its new one in the table ``mapping``, in the columns ``archived`` and ``id``.
+    """
     cursor.execute(_MAP_GROUPS.format(mapping=mapping))
     groups = cursor.rowcount
     cursor.execute(_GROUPS.format(mapping=mapping), [room_id])
@@ -267,15 +280,20 @@ def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
 
 
 def restore_room(cursor: Any, room_id: str) -> None:
-    """The room itself, its current state and ranges, where it is not here at all; before its events, in their transaction."""
+    """Inserts the room itself, its current state and its ranges, for a room that is not here.
+
+    Call it before ``restore_events``, in the same transaction.
+    """
     for statement in _ROOM:
         cursor.execute(statement, {"room": room_id})
 
 
 def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored, *, whole: bool = False) -> None:
-    """Put the events of ``restored_event`` back; ``whole``: the room came back with them, and its current state is known.
+    """Inserts the events of ``restored_event``, and adds the numbers to ``done``.
 
-    Raises ``PositionsTaken``. Appends a fact to the stream ``caches``, but for a ``whole`` room.
+    ``whole``: the room itself was restored in this transaction, so its current state is known already. Raises
+    ``PositionsTaken`` if another event has one of the stream positions. Appends a fact to the stream ``caches``, except
+    for a ``whole`` room.
     """
     names: dict[str, Any] = {"room": room_id}
     cursor: Any
@@ -306,13 +324,13 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         done.redacted += len(redacted)
         cursor.execute(_COUNTS)
         new, placed = cursor.fetchone()
-        if not whole:
+        if not whole:  # the ranges of a whole room were archived with it
             cursor.execute(_NO_RANGES, names)
         cursor.execute(_LEAF_BELOW, names)
         if (leaves or cursor.fetchone()[0]) and not whole:
             settle_state(cursor, room_id, using)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
-    if not whole:
+    if not whole:  # after a whole room, the caller does this once for all batches
         tell_of_restored()
         states = [(event.type, event.state_key) for event in redacted if event.state_key is not None]
         if states:
@@ -323,17 +341,20 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
 
 
 def _redact_misfits(cursor: Any) -> None:
-    """Content that does not fit its hash is not stored, whoever archived it, nor is the text of another event."""
+    """Replaces JSON in ``restored_event`` by its redacted form if it does not match its content hash.
+
+    JSON of another event, or with a key twice, is removed.
+    """
     cursor.execute("SELECT event_id, room_version, json FROM restored_event WHERE json IS NOT NULL")
     for event_id, version, text in cursor.fetchall():
         json = bytes(text)
         try:
-            decode_event(json)  # what is read of stored text is not looked through for keys that stand twice
+            decode_event(json)  # ``parse_stored`` does not look for duplicate keys
             kept = parse_stored(json, room_version(version), event_id, _NO_VERDICT, {})
         except EventRefused as refused:
             if refused.reason in _OF_ANOTHER_EVENT:
                 cursor.execute("UPDATE restored_event SET json = NULL WHERE event_id = %s", [event_id])
-            continue  # else as it was archived: ``check_room`` has a word for it
+            continue  # other text is stored as archived, and ``check_room`` reports it
         except ValueError:
             continue
         if kept.json:
@@ -341,7 +362,10 @@ def _redact_misfits(cursor: Any) -> None:
 
 
 def tell_of_restored() -> None:
-    """Others drop what they keep of events; late in a transaction, because followers wait for its position until that ends."""
+    """Appends a fact to the stream ``caches`` that makes other processes drop their cached events.
+
+    Call it late in a transaction: readers wait for the position until the transaction ends.
+    """
     registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
 
 
@@ -355,7 +379,7 @@ def _check_positions(cursor: Any) -> None:
 
 
 def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
-    """Flag targets whose redaction came while they were away; returns those."""
+    """Flags restored events whose redaction came while they were away. Returns the flagged events."""
     cursor.execute(_LATE_REDACTIONS, {"room": room_id})
     pairs: Sequence[tuple[str, str]] = cursor.fetchall()
     if not pairs:
@@ -380,9 +404,10 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
 
 
 def restore_visibility(cursor: Any, room_id: str, using: str) -> bool:
-    """See to it that the restored events are seen as before; true when the room's ranges had to be made anew.
+    """Makes sure that restored events are visible as before. Returns true if the ranges were computed again, and are known.
 
-    A purge leaves the ranges of what it deletes; they are gone only when the room was resynced, or made again, since.
+    A purge keeps the ranges of the events that it deletes. They are lost only if the room was resynced or created again
+    since.
     """
     cursor.execute(_LOCK_ROOM, [room_id])
     cursor.execute(_RANGES_LOST, {"room": room_id})

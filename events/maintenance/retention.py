@@ -1,7 +1,7 @@
-"""What rooms have kept for long enough: where each may be cut, by ``m.room.retention`` and the site's settings.
+"""Finds the depth below which each room may be purged, by ``m.room.retention`` and the site's settings.
 
-Expired messages are hidden on reading at once (``events.visibility.access``); a purge, with messages of this server included,
-deletes them.
+Expired messages are hidden from readers at once (``events.visibility.access``). A purge that includes messages of this
+server deletes them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ WHERE room.room_id > %s ORDER BY room.room_id LIMIT %s
 
 
 def retention_cuts(now_ms: int, using: str) -> Iterator[tuple[str, int]]:
-    """(room, depth) of each room that has events that have expired by that time.
+    """Yields (room, depth) for each room with events that have expired at ``now_ms``, in ascending order of room IDs.
 
-    The last of them stays, like the event that any purge is cut at, and so does a room's deepest leaf.
+    The last expired event stays, like the event at the cut of any purge. The room's deepest forward extremity stays, too.
+    Rooms without forward extremities are left out.
     """
     after, configured = "", stream_settings()
     while True:
@@ -42,8 +43,10 @@ def retention_cuts(now_ms: int, using: str) -> Iterator[tuple[str, int]]:
         for room_id, policy in rows:
             lifetime = max_lifetime_ms(policy, configured)
             deepest = deepest_leaf(room_id, using)
+            # Messages are kept for ever or since before 1970, or the room has no forward extremity.
             if lifetime is None or lifetime >= now_ms or deepest is None:
                 continue
+            # A cut above the deepest forward extremity would be refused (``check_leaves``).
             cut = min(cut_at_time(room_id, now_ms - lifetime, using), deepest)
             if cut > 0:
                 yield room_id, cut

@@ -1,1 +1,1 @@
-"""What is new to whom, answered from memory: fed from the streams before their positions show."""
+"""Remembers the latest changes of the streams in memory, answers what is new for a user, and wakes callers that wait."""

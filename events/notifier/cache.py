@@ -1,7 +1,8 @@
-"""What a process remembers of the streams, who waits for more, and the answers to both (pure but for its lock).
+"""Holds what a process remembers of the streams, and the callers that wait, and answers questions about both.
 
-One lock, held for microseconds and never while a query runs: what is read under it belongs together. ``events.notifier.feed``
-reads the rows and puts them in; whoever is to be woken by that is returned, and woken by the caller after the lock is let go.
+There is one lock, held for microseconds and never during a query, so all that is read under it belongs together.
+``events.notifier.feed`` reads the rows and adds them. Methods that find callers to wake return them, and the caller wakes
+them after the lock is released. Pure except for the lock.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from streams.core.tokens import VectorToken
 
 __all__ = ["ROOMS_PER_USER", "HotFigures", "HotMemory", "Look", "Read", "rooms_of_users"]
 
-#: So many rooms per user that may be remembered are kept, of all users together.
+#: The number of rooms kept for all users together is this, times the number of users that may be remembered.
 ROOMS_PER_USER = 100
-#: Streams whose rows about a user make the rooms that are remembered of that user old.
+#: Streams whose rows about a user make the remembered rooms of that user outdated.
 _ABOUT_MEMBERSHIPS = ("events", "caches")
-#: What was read of a lane.
+#: The rows that were read of a lane.
 Read = tuple[HotStream, Lane, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class HotFigures:
-    """How much a process remembers, who waits, and what happened: ``woken``, ``refused``, and why a memory began anew."""
+    """The size of a process's memory, and counts: ``woken``, ``refused``, and the reasons why memory was cleared or replaced."""
 
     waiting: int
     users: int
@@ -40,30 +41,30 @@ class HotFigures:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What may have changed for a user up to ``now``, as one."""
+    """The answer for one user: what may have changed up to ``now``. All fields belong together."""
 
     now: VectorToken
-    """Up to where in ``events`` the answer is good."""
+    """The position in ``events`` up to which the answer is valid."""
     rooms: frozenset[str]
     """The rooms that the user is joined to, exactly at ``now``."""
     changed: frozenset[str] | None
-    """Those of them in which something may have happened since; None: in any of them."""
+    """Those of ``rooms`` in which something may have happened since; None: any of them."""
     memberships_changed: bool
-    """Whether the user's membership of any room may have changed since: joins, leaves, invites, also of rooms unknown here."""
+    """True if the user's membership of any room may have changed since: join, leave, invite, also of rooms unknown here."""
 
     @property
     def nothing(self) -> bool:
-        """Nothing happened that concerns the user."""
+        """True if nothing happened that concerns the user."""
         return not self.memberships_changed and self.changed is not None and not self.changed
 
 
 def rooms_of_users(most_users: int) -> CacheStore:
-    """Returns a store of sets of rooms by user; bounded by users, and by rooms of all together."""
+    """Returns a store of sets of rooms by user. It is bounded by the number of users, and by that of all their rooms together."""
     return CacheStore(most_users * ROOMS_PER_USER, lambda rooms: max(ROOMS_PER_USER, len(rooms)))
 
 
 class HotMemory:
-    """The memory; every method takes the lock for itself."""
+    """The memory of a process. Every method takes the lock itself."""
 
     def __init__(self, limit: int, waiter_limit: int) -> None:
         self.is_kept = False
@@ -76,12 +77,15 @@ class HotMemory:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, At]:
-        """Up to where each stream is fed; empty while nothing is remembered."""
+        """Returns for each stream the position up to which it is fed; empty while nothing is remembered."""
         with self._lock:
             return {name: stream.at for name, stream in self.streams.items()}
 
     def ask(self, user_id: str, since: VectorToken) -> Look | tuple[VectorToken, Ticket] | None:
-        """The answer, or when the user's rooms are not known up to where to read them; None: nothing is remembered."""
+        """Returns the answer for a user. If their rooms are not known: the token at which to read them, with a ticket.
+
+        The caller gives the ticket back to ``keep_rooms``. Returns None while nothing is remembered.
+        """
         with self._lock:
             events = self.streams.get("events")
             if events is None:
@@ -94,7 +98,7 @@ class HotMemory:
             return Look(events.token, rooms, changed, moved)
 
     def keep_rooms(self, ticket: Ticket, rooms: frozenset[str] | None) -> None:
-        """The rooms that were read (None: they could not be); kept unless they changed meanwhile."""
+        """Keeps the rooms that were read, unless they changed meanwhile. None: they could not be read."""
         with self._lock:
             if rooms is None or not self.is_kept:
                 self._rooms.abandon(ticket)
@@ -102,18 +106,18 @@ class HotMemory:
                 self._rooms.finish(ticket, rooms)
 
     def changed(self, name: str, kind: Kind, since: VectorToken) -> frozenset[str] | None:
-        """The entities of that kind that rows of the stream concerned since; None: nobody knows."""
+        """Returns the entities of a kind that rows of the stream concerned since the token; None if it is not known."""
         with self._lock:
             stream = self.streams.get(name)
             return None if stream is None else stream.changes[kind].changed_since(since)
 
     def concerns(self, user_id: str, rooms: frozenset[str], since: Mapping[str, At], names: Iterable[str]) -> list[str]:
-        """Those of the streams of which something may concern the user since."""
+        """Returns those of the streams that may have something for the user that these positions do not cover."""
         with self._lock:
             return [name for name in names if self._may_concern(name, user_id, rooms, since.get(name))]
 
     def figures(self) -> HotFigures:
-        """How much there is."""
+        """Returns how much is remembered, how many callers wait, and counts."""
         with self._lock:
             entries = {name: sum(map(len, stream.changes.values())) for name, stream in self.streams.items()}
             return HotFigures(len(self._waiters), len(self._rooms), entries, Counter(self._counts))
@@ -141,10 +145,13 @@ class HotMemory:
     # --- those who wait ---------------------------------------------------------------------------------------------
 
     def wait(self, waiter: HotWaiter, since: Mapping[str, At]) -> bool | None:
-        """Let it wait, unless something may concern it that these positions do not cover (False), or too many wait (None).
+        """Registers a waiter and returns true. Returns false, without registering, if something may concern it already.
 
-        While nothing is remembered it waits for that: everybody is woken then.
+        ``since`` has the positions that the waiter knows. Returns None if too many wait. While nothing is remembered, the
+        waiter waits for that, because ``begin`` wakes all.
         """
+        # One lock for the question and the registration. A row added between them would be too late for the question,
+        # and too early to wake the waiter.
         with self._lock:
             if self.is_kept and any(
                 self._may_concern(name, waiter.user_id, waiter.rooms, since.get(name)) for name in followed()
@@ -156,37 +163,37 @@ class HotMemory:
             return None
 
     def leave(self, waiter: HotWaiter) -> bool:
-        """It waits no more; False when it was woken before."""
+        """Removes a waiter. Returns false if it was woken before."""
         with self._lock:
             return self._waiters.leave(waiter)
 
     def everybody(self) -> list[HotWaiter]:
-        """Those who wait, all of them; they wait no more."""
+        """Removes and returns all waiters."""
         with self._lock:
             return self._waiters.take_all()
 
     @property
     def waiting(self) -> int:
-        """How many wait."""
+        """The number of waiters."""
         with self._lock:
             return len(self._waiters)
 
     # --- what is put in ---------------------------------------------------------------------------------------------
 
     def count(self, what: str) -> None:
-        """It happened once more."""
+        """Adds 1 to a count."""
         with self._lock:
             self._counts[what] += 1
 
     def forget(self) -> None:
-        """Nothing is known any more."""
+        """Clears the memory. Waiters stay registered."""
         with self._lock:
             self.is_kept = False
             self.streams = {}
             self._rooms.drop_all()
 
     def begin(self, streams: Mapping[str, HotStream]) -> list[HotWaiter]:
-        """This is what is remembered now; everybody has to look for themselves."""
+        """Fills the memory. Removes and returns all waiters, which have to ask again."""
         with self._lock:
             self.streams = dict(streams)
             self._rooms.drop_all()
@@ -194,7 +201,7 @@ class HotMemory:
             return self._waiters.take_all()
 
     def replace(self, stream: HotStream) -> list[HotWaiter]:
-        """The memory of one stream begins anew; everybody has to look."""
+        """Replaces the memory of one stream. Removes and returns all waiters, which have to ask again."""
         with self._lock:
             self.streams = {**self.streams, stream.name: stream}
             if stream.name in _ABOUT_MEMBERSHIPS:
@@ -202,13 +209,13 @@ class HotMemory:
             return self._waiters.take_all()
 
     def learn(self, name: str, positions: Mapping[str, int]) -> None:
-        """The writers that there are, and what they announced; it shows as far as it is fed."""
+        """Takes over the writers of a stream and their announced positions. They are shown only as far as the stream is fed."""
         with self._lock:
             if (stream := self.streams.get(name)) is not None:
                 stream.positions = dict(positions)
 
     def own_written(self, lanes: Iterable[tuple[str, str]]) -> None:
-        """This process writes these, (stream, writer), whatever was heard of it by now."""
+        """Counts this process among the writers of these streams, given as (stream, writer), before its own facts are fed."""
         with self._lock:
             for name, writer in lanes:
                 if (stream := self.streams.get(name)) is not None:
@@ -217,13 +224,14 @@ class HotMemory:
     def remember(
         self, read: Sequence[Read], announced: Mapping[tuple[str, str], int], met: Mapping[str, frozenset[str]] | None
     ) -> list[HotWaiter]:
-        """Take these rows in, then let the positions show; those whom the rows concern.
+        """Adds rows, then raises the positions shown. Removes and returns the waiters that the rows concern.
 
-        ``announced``: (stream, writer) -> position, of which the rows are in. ``met``: the rooms of users whose contacts are
-        concerned; None when nobody waited as they would have been read.
+        ``announced`` has (stream, writer) -> position, for positions whose rows are among these or were added before.
+        ``met`` has the rooms of contacts that the rows concern; None if no caller waited when they would have been read.
         """
         with self._lock:
             concerns: set[Concern] = set()
+            # Rows before positions: a position that is shown has to have its rows in the index.
             for stream, lane, rows in read:
                 concerns |= self._take_in(stream, rows)
                 stream.advance([lane])
@@ -234,7 +242,7 @@ class HotMemory:
             return self._concerned(concerns, met) if concerns and len(self._waiters) else []
 
     def show(self, names: Iterable[str]) -> None:
-        """Let positions show that were learnt, and whose rows are in."""
+        """Raises the positions shown of these streams, as far as their rows are fed."""
         with self._lock:
             for name in names:
                 if (stream := self.streams.get(name)) is not None:
@@ -251,7 +259,7 @@ class HotMemory:
     def _concerned(self, concerns: set[Concern], met: Mapping[str, frozenset[str]] | None) -> list[HotWaiter]:
         users = {entity for kind, entity in concerns if kind is not Kind.ROOM}
         rooms = {entity for kind, entity in concerns if kind is Kind.ROOM}
-        # None: somebody began to wait just now.
+        # None: a caller began to wait after it was decided not to read the rooms. All are woken then.
         taken = (
             self._waiters.take_all() if met is None else self._waiters.take_concerned(users, rooms.union(*met.values()))
         )

@@ -1,14 +1,16 @@
-"""When something changed last, of as many things as fit (pure): "changed since p?" is answered *no* or *maybe*; *no* is sure.
+"""Indexes the last change of each entity, for as many entities as fit (pure).
 
-An entity (a room, a user) has for each writer the position of its last change. Bounded: with more than ``limit`` of them the
-oldest are forgotten, and for each writer the highest position so forgotten is its *floor*. A question from below a floor
-cannot be answered: everything may have changed.
+The question "has it changed since p?" is answered *no* or *maybe*, and a *no* is certain. An entity is a room or a user.
+For each writer it has the position of its last change. If there are more than ``limit`` of these entries, the oldest are
+dropped. The highest position dropped of a writer is its *floor*. If the token lies below a floor, the answer is that
+anything may have changed.
 
-The changes also stand in a list by position, so that a question looks at the few that are newer, or at the few entities that
-are asked about, whichever are fewer. Entries of the list that a later change made superfluous are thrown out when they
-have become as many as the others.
+The changes are also in a list by position. A query looks at the entries that are newer than the token, or at each entity
+that it asks about, whichever are fewer. Entries of the list that a later change of the entity replaced are removed when
+there are as many as valid ones.
 
-Assumes that each writer's changes are added before anybody asks with a position above them, and one thread at a time.
+Assumes that the changes of a writer are added before a query has a position above them, and that one thread at a time
+calls.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class LastChanges:
-    """At most ``limit`` last changes; complete above ``floors``, by writer."""
+    """An index of at most ``limit`` last changes. ``floors`` has for each writer the position above which it is complete.
+
+    Raises ``ValueError`` for a limit below 1.
+    """
 
     def __init__(self, limit: int, floors: Mapping[str, int] | None = None) -> None:
         if limit < 1:
@@ -44,20 +49,21 @@ class LastChanges:
 
     @property
     def floors(self) -> Mapping[str, int]:
-        """For each writer the position above which its changes are all known."""
+        """For each writer the position above which all its changes are known."""
         return dict(self._floors)
 
     def add(self, entity: str, writer: str, position: int) -> None:
-        """It changed there; in any order."""
+        """Records a change of an entity. Changes may be added in any order."""
         of_writer = self._of_writer.setdefault(writer, {})
         before = of_writer.get(entity, 0)
         if position <= before:
             return
         if position <= self._floors.get(writer, 0):
-            return  # forgotten already, as others of that age
+            return  # the index is incomplete below the floor anyway
         of_writer[entity] = position
         if position > self._last.get(entity, 0):
             self._last[entity] = position
+        # Writers move independently, so a change may have a lower position than the last one added.
         entry = (position, entity, writer)
         if not self._log or position > self._log[-1][0]:
             self._log.append(entry)
@@ -69,17 +75,18 @@ class LastChanges:
             self._count = len(self._log)
 
     def is_complete_since(self, since: VectorToken) -> bool:
-        """Whether every change after that token is known here."""
+        """Returns true if every change after the token is known here."""
         return all(since.position_of(writer) >= floor for writer, floor in self._floors.items())
 
     def may_have_changed(self, entity: str, since: VectorToken) -> bool:
-        """False: it did not change after that token, as far as changes were added."""
+        """Returns false if the entity did not change after the token, as far as changes were added."""
         if not self.is_complete_since(since):
             return True
+        # A quick test first. Only a change above the base is compared writer by writer.
         return self._last.get(entity, 0) > since.base and self._changed(entity, since)
 
     def changed_since(self, since: VectorToken) -> frozenset[str] | None:
-        """All entities that changed after that token; None: that is too long ago."""
+        """Returns all entities that changed after the token, or None if the token lies below a floor."""
         if not self.is_complete_since(since):
             return None
         if not self._log or self._log[-1][0] <= since.base:
@@ -89,7 +96,7 @@ class LastChanges:
         return self._exact(found, since)
 
     def changed_among(self, entities: AbstractSet[str], since: VectorToken) -> frozenset[str] | None:
-        """Those of the entities that changed after that token; None: that is too long ago."""
+        """Returns those of the entities that changed after the token, or None if the token lies below a floor."""
         if not self.is_complete_since(since):
             return None
         if not self._log or self._log[-1][0] <= since.base:
@@ -103,19 +110,22 @@ class LastChanges:
         return self._exact(found, since) if found else NOTHING
 
     def _exact(self, found: AbstractSet[str], since: VectorToken) -> frozenset[str]:
-        """Without those whose changes above the base are all covered by the entries of the token."""
+        """Returns the entities without those whose changes above the base are all covered by entries of the token."""
         if not since.entries:
             return frozenset(found)
         return frozenset(entity for entity in found if self._changed(entity, since))
 
     def _changed(self, entity: str, since: VectorToken) -> bool:
+        # Fast writer A changed a room at 9, slow writer B at 5. A token that covers A up to 9 and B up to 4 still
+        # misses B's change, so the last change of each writer counts, not the last of all.
         return any(of_writer.get(entity, 0) > since.position_of(w) for w, of_writer in self._of_writer.items())
 
     def _make_room(self) -> None:
-        """Throw out superfluous entries of the list, then the oldest changes when there are too many."""
+        """Removes replaced entries of the list, then the oldest changes if there are more than ``limit``."""
         self._log = [entry for entry in self._log if self._of_writer[entry[2]].get(entry[1]) == entry[0]]
         excess = len(self._log) - self.limit
-        if excess > 0:  # a few more than needed, so that this is not done again with the next change
+        if excess > 0:
+            # A tenth more than needed, so that the next change does not do this again.
             excess += self.limit // 10
             for position, entity, writer in self._log[:excess]:
                 self._floors[writer] = position

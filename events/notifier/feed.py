@@ -1,15 +1,15 @@
-"""Feeding the memory of a process from the rows of the streams, before positions show that cover them.
+"""Feeds the memory of a process with the rows of the streams, before positions that cover them are shown.
 
-One ``HotFeed`` per process and database alias, begun when it is asked for the first time and kept. A thread hears pokes, reads
-the rows that they tell of from the tables, and only then lets the position show (``events.notifier.cache``). Own facts are fed as
-soon as this process knows that they are complete, by whoever asks first or by that thread, whichever comes earlier; whatever else
-moves a position in this process (``streams.reading.cache_feed.before_advance``) has it fed before.
+There is one ``HotFeed`` for each process and database alias, started by the first question. Its thread receives
+notifications, reads the rows that they announce from the tables, and only then raises the position shown
+(``events.notifier.cache``). Own facts are fed as soon as this process knows that they are complete: by the next question
+or by that thread, whichever is first. Anything else that moves a position in this process has the memory fed before
+(``streams.reading.cache_feed.before_advance``).
 
-Everything is forgotten, and remembered anew from the newest rows, when the connection was lost (pokes may be missing), when a
-stored position is lower than one that was heard (the database was restored), and of one stream when rows were trimmed before
-they were fed or when it began anew. Whoever waits is woken then, to look for itself.
-
-``_feeding`` is held by whoever reads rows, so that they go in in order; questions do not wait for it.
+The memory is cleared, and filled again from the newest rows, if the connection was lost (notifications may be missing),
+or if a stored position is lower than a known one (the database was restored). The memory of one stream is replaced if its
+rows were trimmed before they were fed, if too many rows are to be fed, or if a stream in memory began again. Callers that
+wait are then woken, and ask again.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = ["HotFeed"]
 log = get_logger(__name__)
 START_SECONDS = 10.0
 T = TypeVar("T")
-#: (stream, lane) -> position up to which it is to be fed.
+#: (stream, lane) -> position up to which to feed.
 Reaches = dict[tuple[str, str], int]
 
 
 class _Restored(Exception):
-    """A position is lower than it was."""
+    """A stored position that is lower than one that was known: the database was restored."""
 
 
 class _Listener(PokeListener):
@@ -77,6 +77,7 @@ class HotFeed:
         settings = stream_settings()
         self._limit = settings.hot_entries
         self.memory = HotMemory(settings.hot_entries, settings.hot_waiter_limit)
+        # Held while rows are read, so that they are added in order. Questions wait for it only to feed own facts.
         self._feeding = threading.RLock()
         self._asking = threading.Lock()
         self._begun = threading.Event()
@@ -88,11 +89,11 @@ class HotFeed:
 
     @property
     def is_hearing(self) -> bool:
-        """Whether anything is remembered, and kept up to date."""
+        """True while the memory is filled and kept up to date."""
         return self.memory.is_kept
 
     def start(self) -> bool:
-        """Connect and remember the newest rows; False when the database is away."""
+        """Connects, and fills the memory with the newest rows. Returns false if the database is away."""
         try:
             self._listener.start()
         except driver.OperationalError as error:
@@ -102,7 +103,7 @@ class HotFeed:
         return self.is_hearing
 
     def stop(self) -> None:
-        """End the thread; those who wait are woken."""
+        """Ends the thread, wakes callers that wait, and closes the connections."""
         self.memory.forget()
         self._listener.stop()
         wake_all(self.memory.everybody())
@@ -112,20 +113,22 @@ class HotFeed:
             self._asking_connection.close()
 
     def lost(self) -> None:
-        """The connection is gone, and pokes with it."""
+        """Clears the memory, because the connection is lost and notifications may be missing."""
         self.memory.count("connection")
         self.memory.forget()
 
     # --- questions --------------------------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, At]:
-        """Up to where each stream is fed; empty while nothing is heard."""
+        """Returns for each stream the position up to which it is fed; empty while the memory is not filled."""
         self._see_own()
         return self.memory.positions()
 
     def ask(self, user_id: str, since: VectorToken) -> Look:
-        """What may have changed for a user, as one."""
+        """Returns what may have changed for a user since a position of ``events``. All fields belong to the same ``now``."""
         self._see_own()
+        # A gets the token 7 and a ticket, and reads Alice's rooms. Meanwhile B adds a membership at 8: the ticket is
+        # spoiled, the rooms of 7 are not kept, and A asks again.
         for _ in range(3):
             found = self.memory.ask(user_id, since)
             if isinstance(found, Look):
@@ -141,22 +144,25 @@ class HotFeed:
         return self._ask_the_tables(user_id)
 
     def changed(self, stream: str, kind: Kind, since: VectorToken) -> frozenset[str] | None:
-        """The entities of that kind that rows of the stream concerned since; None: nobody knows."""
+        """Returns the entities of a kind that rows of the stream concerned since the token; None if it is not known."""
         return self.memory.changed(stream, kind, since)
 
     def concerns(self, user_id: str, since: Mapping[str, At], names: Iterable[str]) -> list[str]:
-        """Those of the streams of which something may concern the user since."""
+        """Returns those of the streams that may have something for the user that these positions do not cover."""
         return self.memory.concerns(user_id, self.ask(user_id, VectorToken(0)).rooms, since, names)
 
     def figures(self) -> HotFigures:
-        """How much there is."""
+        """Returns how much is remembered, how many callers wait, and counts."""
         return self.memory.figures()
 
     def _read_rooms(self, user_id: str, now: VectorToken) -> frozenset[str]:
         return self._asked(lambda cursor: joined_rooms(cursor, user_id, now))
 
     def _ask_the_tables(self, user_id: str) -> Look:
-        """When nothing is remembered, or what is changes faster than it can be read."""
+        """Answers without the memory: while it is not filled, or if it changes faster than rooms can be read.
+
+        Such an answer names all rooms as possibly changed.
+        """
 
         def look(cursor: Any) -> Look:
             now = self._stored_position(cursor)
@@ -165,7 +171,7 @@ class HotFeed:
         return self._asked(look)
 
     def _asked(self, question: Callable[[Any], T]) -> T:
-        """What a question to the tables answers; asked again on a new connection when the kept one turns out to be gone."""
+        """Returns the result of a query on the kept connection. Runs it once more on a new one if the kept one was lost."""
         with self._asking:
             with suppress(*driver.connection_gone), self._asking_connection.cursor() as cursor:
                 return question(cursor)
@@ -173,7 +179,7 @@ class HotFeed:
                 return question(cursor)
 
     def _stored_position(self, cursor: Any) -> VectorToken:
-        """Where ``events`` is by its table, and by what this process wrote itself: own facts need not be announced yet."""
+        """Returns the stored position of ``events``, raised by own facts that may not be announced yet."""
         stored = self._stored(cursor, ["events"]).get("events", {})
         base = linear_position(stored.values(), registry.get("events").declaration.empty_position)
         positions = {writer: at.position for writer, at in stored.items()}
@@ -186,9 +192,9 @@ class HotFeed:
     # --- those who wait ---------------------------------------------------------------------------------------------
 
     def wait(self, user_id: str, since: Mapping[str, At], signal: Any) -> HotWaiter | None:
-        """Wait until something may concern the user that these positions do not cover; None: there is something already.
+        """Registers a caller that waits for something that these positions do not cover; None: there may be something already.
 
-        Raises ``TooManyWaiters``.
+        ``signal`` is woken by ``wake_all``. Raises ``TooManyWaiters``.
         """
         waiter = HotWaiter(user_id, self.ask(user_id, VectorToken(0)).rooms, signal)
         waits = self.memory.wait(waiter, since)
@@ -200,27 +206,28 @@ class HotFeed:
         return waiter if waits else None
 
     def leave(self, waiter: HotWaiter) -> bool:
-        """It waits no more; False when it was woken before."""
+        """Removes a waiting caller. Returns false if it was woken before."""
         return self.memory.leave(waiter)
 
     def waiting(self) -> int:
-        """How many wait."""
+        """Returns how many callers wait."""
         return self.memory.waiting
 
     # --- feeding ----------------------------------------------------------------------------------------------------
 
     def own_moved(self) -> None:
-        """This process completed facts of its own: have them fed at once, by the listener's thread."""
+        """Has the listener's thread feed facts that this process has completed itself."""
         self._listener.nudge()
 
     def heard(self, pokes: Sequence[Poke]) -> None:
-        """Feed what these pokes tell of, before anybody is shown their positions; none: look at everything.
+        """Feeds what these notifications announce, before their positions are shown.
 
-        In the listener's thread, and in those that move positions in this process. Blocks.
+        An empty list means to look at all stored positions. Called in the listener's thread, and in threads that move
+        positions in this process. Blocks.
         """
         try:
             with self._feeding, self._feeding_connection.cursor() as cursor:
-                if not self.is_hearing:
+                if not self.is_hearing:  # the first time, or cleared since
                     self._begin(cursor)
                 elif pokes:
                     self._feed_pokes(cursor, pokes)
@@ -235,18 +242,18 @@ class HotFeed:
         self._begun.set()
 
     def _fail(self, reason: str) -> None:
-        """What was read may be incomplete: forget, and have the listener's thread begin anew."""
+        """Clears the memory, which may be incomplete, and has the listener's thread fill it again."""
         self.memory.count(reason)
         self.memory.forget()
         self._listener.nudge()
 
     def feed_own(self) -> None:
-        """Feed the facts that this process completed itself."""
+        """Feeds the facts that this process has completed itself, if there are any."""
         if not self.is_hearing or not self._own_reaches():
             return
         try:
             with self._feeding, self._feeding_connection.cursor() as cursor:
-                reaches = self._own_reaches()
+                reaches = self._own_reaches()  # another thread may have fed them while this one waited
                 self.memory.own_written(reaches)
                 self._feed(cursor, reaches)
         except BaseException:
@@ -254,9 +261,9 @@ class HotFeed:
             raise
 
     def _see_own(self) -> None:
-        """A commit of this process is seen by whoever asks after it."""
+        """Feeds own facts, so that a caller who asks after a commit of this process gets it."""
         if self._own_reaches():
-            with suppress(driver.DatabaseError):  # everything is forgotten then, and the tables are asked
+            with suppress(driver.DatabaseError):  # the memory is cleared then, and questions go to the tables
                 self.feed_own()
 
     def _own_reaches(self) -> Reaches:
@@ -267,6 +274,7 @@ class HotFeed:
             tracker = trackers.get(name)
             if tracker is not None and not stream.in_memory:
                 own = tracker.own_maximum
+                # ``own`` also rises without facts. Without a written fact above what is fed there is nothing to read.
                 if min(tracker.last_write, own) > stream.fed.get(writer.name, stream.base):
                     found[name, writer.name] = own
         return found
@@ -295,8 +303,10 @@ class HotFeed:
         for poke in pokes:
             stream = self.memory.streams.get(poke.stream)
             if stream is None:
-                if concerns_of(poke.stream) is not None:  # it joined after the beginning
+                if concerns_of(poke.stream) is not None:  # the stream got its rule after the memory was filled
                     look.add(poke.stream)
+            # The set of writers changed, or the stream is fed by its linear position: the notification does not
+            # suffice.
             elif poke.position is None or stream.in_memory or not stream.knows(poke.writer):
                 look.add(poke.stream)
             elif poke.position > stream.positions[poke.writer]:
@@ -309,9 +319,9 @@ class HotFeed:
             self._feed(cursor, reaches, announced=True)
 
     def _look(self, cursor: Any, names: Sequence[str] | None) -> None:
-        """Feed up to the stored positions."""
+        """Feeds the named streams, or all, up to their stored positions."""
         looked = [name for name in (followed() if names is None else names) if registry.find(name) is not None]
-        found = self._stored(cursor, looked)
+        found = self._stored(cursor, looked)  # positions before rows: all rows up to them are committed
         reaches: Reaches = {}
         for name in looked:
             stored = found.get(name, {})
@@ -331,10 +341,13 @@ class HotFeed:
         return max((at.generation for at in stored.values()), default=0) != stream.generation
 
     def _learn(self, name: str, stored: Mapping[str, StoredPosition]) -> Reaches:
-        """The writers that there are now; their positions count once their rows are fed."""
+        """Takes over the set of writers, and returns up to where to feed. Their positions count once their rows are fed.
+
+        Raises ``_Restored`` if a position is lower than a known one.
+        """
         stream = self.memory.streams.get(name)
         declaration = registry.get(name).declaration
-        if stream is None:  # forgotten meanwhile
+        if stream is None:  # the memory was cleared meanwhile
             return {}
         if any(at.position < stream.positions.get(writer, 0) for writer, at in stored.items()):
             raise _Restored
@@ -342,18 +355,21 @@ class HotFeed:
         return {(name, lane): upto for lane, upto in lanes_of(declaration, stored).items()}
 
     def _stored(self, cursor: Any, names: Sequence[str]) -> dict[str, dict[str, StoredPosition]]:
-        """The stored positions, after cached values are dropped that they make old: whoever asks here goes on with those."""
+        """Returns the stored positions, by stream and writer. Drops outdated cached values first."""
         known = {name: {w: Shown(at) for w, at in s.positions.items()} for name, s in list(self.memory.streams.items())}
         found = possible_positions(cursor, names, known)
+        # A caller continues from these positions, so no cached value that they make outdated may be served after this.
         cache_feed.before_shown(found, self.using)
         return found
 
     def _replace(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> None:
-        """Begin a stream's memory anew."""
         wake_all(self.memory.replace(self._begun_stream(cursor, name, stored)))
 
     def _feed(self, cursor: Any, reaches: Reaches, *, announced: bool = False) -> None:
-        """Read the rows up to these positions, remember them, show the positions, and wake whom they concern."""
+        """Reads the rows up to these positions, remembers them, raises the positions shown, and wakes waiting callers.
+
+        ``announced``: the positions come from notifications, not from the table or from own facts.
+        """
         read: list[Read] = []
         for (name, writer), upto in reaches.items():
             stream = self.memory.streams.get(name)
@@ -366,11 +382,12 @@ class HotFeed:
                 self.memory.count("trimmed" if isinstance(error, ResyncNeeded) else "behind")
                 log.warning("hot.began_anew", stream=name, writer=writer, reason=str(error) or "too far behind")
                 self._replace(cursor, name, self._stored(cursor, [name]).get(name, {}))
+        # Read here, because ``remember`` holds the memory's lock, under which no query runs.
         met = self._rooms_of_contacts(cursor, read)
         wake_all(self.memory.remember(read, reaches if announced else {}, met))
 
     def _rooms_of_contacts(self, cursor: Any, read: Sequence[Read]) -> Mapping[str, frozenset[str]] | None:
-        """Where those are joined who are a matter of all that they share rooms with; None when nobody waits."""
+        """Returns the rooms of each contact that the rows concern; None if no caller waits, so that they are not needed."""
         concerns = [c for stream, _, rows in read for row in rows for c in stream.concerns(row.row)]
         contacts = {entity for kind, entity in concerns if kind is Kind.CONTACT}
         if not contacts:
@@ -379,5 +396,5 @@ class HotFeed:
 
 
 def _of_active(stored: Mapping[str, StoredPosition]) -> dict[str, int]:
-    """The writers that take part in the linear position."""
+    """Returns the positions of writers that are not retired: those that take part in the linear position."""
     return {writer: at.position for writer, at in stored.items() if at.state != RETIRED}

@@ -1,8 +1,8 @@
-"""Which rooms users are joined to, as of a position of the stream ``events``: the current state, and what came later taken back.
+"""Reads which rooms users were joined to at a position of the stream ``events``.
 
-The current state changes with a commit, and positions show it a moment afterwards. So what a position covers and what the
-table says differ by the changes in between; both are read in one statement, and the later changes undone. A change that the
-position covers wins over an older one that it does not: two writers' positions move apart.
+The current state changes with a commit, and positions cover the commit a moment later. So the table may be ahead of a
+position. Both the table and the changes after the position are read in one statement, and these changes are undone.
+
 Called with a cursor of any connection.
 """
 
@@ -16,7 +16,8 @@ from streams.core.tokens import VectorToken
 
 __all__ = ["joined_rooms", "joined_rooms_of", "rooms_of_users"]
 
-#: Joined rooms (no position), and later changes of membership: user, room, position, writer, membership after and before.
+#: Rooms that the users are joined to now (without position), and changes of membership above the token's base: user,
+#: room, position, writer, membership after, membership before.
 _JOINED = """
 SELECT state_key, room_id, NULL::bigint, NULL, NULL, NULL FROM events_currentstate
 WHERE type = 'm.room.member' AND state_key = ANY(%(users)s::text[]) AND membership = 'join' {among}
@@ -29,7 +30,7 @@ WHERE d.stream_ordering > %(base)s::bigint AND d.type = 'm.room.member' AND d.st
 """
 _ALL = _JOINED.format(among="")
 _AMONG = _JOINED.format(among="AND room_id = ANY(%(rooms)s::text[])")
-#: Users with the rooms that they are joined to, as the table says.
+#: Users with the rooms that they are joined to, by the current state.
 _OF_USERS = """
 SELECT state_key, array_agg(room_id) FROM events_currentstate
 WHERE type = 'm.room.member' AND state_key = ANY(%(users)s::text[]) AND membership = 'join' GROUP BY state_key
@@ -37,7 +38,7 @@ WHERE type = 'm.room.member' AND state_key = ANY(%(users)s::text[]) AND membersh
 
 
 def joined_rooms(cursor: Any, user_id: str, at: VectorToken) -> frozenset[str]:
-    """The rooms that the user was joined to when exactly what the token covers had happened."""
+    """Returns the rooms that the user was joined to after exactly the facts that the token covers."""
     cursor.execute(_ALL, {"users": [user_id], "base": at.base})
     return frozenset(room_id for _, room_id in _joined(cursor.fetchall(), at))
 
@@ -45,7 +46,7 @@ def joined_rooms(cursor: Any, user_id: str, at: VectorToken) -> frozenset[str]:
 def joined_rooms_of(
     cursor: Any, user_ids: Collection[str], at: VectorToken, among: Collection[str]
 ) -> dict[str, set[str]]:
-    """The same for several users and these rooms; only users who were joined to any of them."""
+    """Does the same for several users, and for these rooms only. Users who were joined to none of them are left out."""
     found: dict[str, set[str]] = {}
     if user_ids and among:
         cursor.execute(_AMONG, {"users": list(user_ids), "base": at.base, "rooms": list(among)})
@@ -55,7 +56,7 @@ def joined_rooms_of(
 
 
 def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, str]]:
-    """(user, room) where the user was joined."""
+    """Returns the pairs (user, room) where the user was joined."""
     joined: set[tuple[str, str]] = set()
     before: dict[tuple[str, str], bool] = {}
     covered: dict[tuple[str, str], bool] = {}
@@ -63,10 +64,12 @@ def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, 
         key = user_id, sys.intern(room_id)
         if position is None:
             joined.add(key)
-        elif at.covers(writer, position):
+        elif at.covers(writer, position):  # the last of these counts
             covered[key] = after == "join"
-        else:
+        else:  # of changes to undo, the membership before the first counts
             before.setdefault(key, earlier == "join")
+    # Positions of writers move apart: A's change at 9 may be covered, and B's at 5 not. What B's change replaced is
+    # older than A's change, so a covered change wins.
     for key, was_joined in before.items():
         if covered.get(key, was_joined):
             joined.add(key)
@@ -76,6 +79,6 @@ def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, 
 
 
 def rooms_of_users(cursor: Any, user_ids: Iterable[str]) -> dict[str, frozenset[str]]:
-    """The rooms of several users as the table says, for those who are joined to any."""
+    """Returns the rooms of several users by the current state. Users who are joined to none are left out."""
     cursor.execute(_OF_USERS, {"users": list(user_ids)})
     return {user_id: frozenset(room_ids) for user_id, room_ids in cursor.fetchall()}

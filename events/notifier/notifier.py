@@ -1,15 +1,16 @@
-"""What changed since a position, answered from memory: rooms of a user, last change of a room, last membership change of a user.
+"""Answers from memory what changed since a position: a user's rooms, the last change of a room, of a user's memberships.
 
     found = hot.look("@alice:x", since)
-    if found.nothing:            # no query was asked
+    if found.nothing:            # no query was sent
         return nothing new, token found.now
 
-"Changed since p?" is answered *no* or *maybe*, and *no* is never wrong: the memory of a process is fed from the rows of the
-streams before a position shows that covers them, also with several writer processes, and what this process committed
-itself is seen by whoever asks afterwards (``events.notifier.feed``). An answer is good up to its own ``now`` and not beyond:
-that is what a keeper of tokens goes on from.
+"Changed since p?" is answered *no* or *maybe*, and a *no* is never wrong. The memory of a process is fed from the rows of
+the streams before a position that covers them is shown, also with several writer processes. What this process committed
+itself is included in each later answer (``events.notifier.feed``). An answer is valid up to its own ``now`` and not
+beyond, so that is the token from which a client continues.
 
-``wait`` and ``await_news`` let a caller sleep until something may concern a user. In a process that forks, a child begins anew.
+``wait`` and ``await_news`` let a caller sleep until something may concern a user. After a fork the child process starts
+with an empty memory. The first call in a process raises ``OperationalError`` if the database does not answer.
 """
 
 from __future__ import annotations
@@ -54,69 +55,75 @@ __all__ = [
 
 log = get_logger(__name__)
 _NOBODY = ""
-"""Stands for users whose ID cannot be stored: they are in no room."""
+"""Takes the place of user IDs that cannot be stored: such a user is in no room."""
 
 
 def look(user_id: str, since: VectorToken, using: str | None = None) -> Look:
-    """What may have changed for the user since a position of ``events``.
+    """Returns what may have changed for a user since a position of ``events``.
 
-    From memory; the first question about a user reads the rooms on a connection of its own, so never with the eyes of
-    the caller's transaction.
+    The answer comes from memory. The first call for a user reads their rooms on a connection of the notifier's own, so it
+    never sees uncommitted changes of the caller's transaction.
     """
     return _feed(using).ask(user_id if can_be_stored(user_id) else _NOBODY, since)
 
 
 def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """Joined rooms that may have changed; empty: nothing new, memberships included; None: it cannot be told."""
+    """Returns the joined rooms that may have changed since a position of ``events``.
+
+    Empty: nothing is new for the user, memberships included. None: it cannot be known, so everything may have changed.
+    """
     found = look(user_id, since, using)
     return None if found.memberships_changed else found.changed
 
 
 def rooms_of(user_id: str, using: str | None = None) -> frozenset[str]:
-    """The rooms that the user is joined to now."""
+    """Returns the rooms that the user is joined to now."""
     return look(user_id, VectorToken(0), using).rooms
 
 
 def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """Those of the rooms in which something may have happened since; None: in any of them. Good up to ``now()`` of before."""
+    """Returns those of the rooms in which something may have happened since a position of ``events``; None: any of them.
+
+    The answer is valid up to what ``now()`` returned before the call.
+    """
     feed = _feed(using)
-    feed.positions()
+    feed.positions()  # feeds own facts
     changed = feed.changed("events", Kind.ROOM, since)
     return None if changed is None else changed & frozenset(rooms)
 
 
 def membership_changed_since(user_id: str, since: VectorToken, using: str | None = None) -> bool:
-    """Whether the user's membership of any room may have changed since."""
+    """Returns true if the user's membership of any room may have changed since a position of ``events``."""
     return look(user_id, since, using).memberships_changed
 
 
 def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """The users whose membership of any room may have changed since; None: it may have been anybody."""
+    """Returns the users whose membership of any room may have changed since a position of ``events``; None: any user."""
     feed = _feed(using)
-    feed.positions()
+    feed.positions()  # feeds own facts
     return feed.changed("events", Kind.USER, since)
 
 
 def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
-    """Up to where the memory of a stream is complete; None while nothing is heard of it."""
+    """Returns the token up to which the memory of a stream is complete; None if nothing is remembered of it."""
     at = positions(using).get(stream)
     return None if at is None else at.token
 
 
 def positions(using: str | None = None) -> Mapping[str, At]:
-    """Up to where the memory of each stream is complete; empty while nothing is heard."""
+    """Returns for each stream the position up to which its memory is complete; empty while nothing is remembered."""
     return _feed(using).positions()
 
 
 def news(user_id: str, since: Mapping[str, At], streams: Sequence[str], using: str | None = None) -> list[str]:
-    """Those of the streams of which something may concern the user since; a stream without a position always."""
+    """Returns those of the streams that may have something new for the user. A stream that ``since`` lacks is always included."""
     return _feed(using).concerns(user_id, since, streams)
 
 
 def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
-    """Block until something may concern the user that these positions do not cover; False when the time is over.
+    """Blocks until there may be something for the user that these positions do not cover. Returns false after the timeout.
 
-    Wakes at once after a commit of this process, and within milliseconds of one in another. Raises ``TooManyWaiters``.
+    Wakes at once after a commit of this process, and within milliseconds after one of another. Raises ``TooManyWaiters``.
     """
     feed, end = _feed(using), time.monotonic() + timeout_seconds
     event = threading.Event()
@@ -130,7 +137,7 @@ def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: s
 
 
 async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
-    """``wait`` for async code: no thread is kept while it waits."""
+    """Does the same as ``wait`` for async code. No thread is kept while it waits."""
     end = time.monotonic() + timeout_seconds
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     feed = await asyncio.to_thread(_feed, using)
@@ -141,20 +148,20 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
         async with asyncio.timeout(max(0.0, end - time.monotonic())):
             await future
     except TimeoutError:
-        return not feed.leave(waiter)  # woken at the last moment
+        return not feed.leave(waiter)  # true if it was woken at the last moment
     finally:
         feed.leave(waiter)
     return True
 
 
 def figures(using: str | None = None) -> HotFigures | None:
-    """How much this process remembers, who waits and what happened; None when nothing was asked yet."""
+    """Returns how much this process remembers, how many callers wait, and counts; None before the first question."""
     feed = _feeds.get(using or stream_settings().database)
     return None if feed is None else feed.figures()
 
 
 def waiting(using: str | None = None) -> int:
-    """How many callers wait in this process."""
+    """Returns how many callers wait in this process."""
     feed = _feeds.get(using or stream_settings().database)
     return 0 if feed is None else feed.waiting()
 
@@ -182,13 +189,14 @@ def _begin(alias: str) -> HotFeed:
             raise driver.OperationalError(
                 f"Database {alias!r} does not answer, so nothing is known of what changed. Start it, and ask again."
             )
-        writer.when_moved.add(_own_moved)  # first: whoever finds the feed waits for commits of this process, too
+        # Before the feed can be found: a caller that waits on it must be woken by commits of this process, too.
+        writer.when_moved.add(_own_moved)
         _feeds[alias] = feed
         return feed
 
 
 def forget_feeds() -> None:
-    """End all feeds of this process; the next question begins anew."""
+    """Ends all feeds of this process. The next question starts a new one."""
     with _guard:
         feeds = list(_feeds.values())
         _feeds.clear()
@@ -204,16 +212,16 @@ def _own_moved(using: str) -> None:
 
 def _before_advance(using: str, pokes: Sequence[Poke]) -> None:
     feed = _feeds.get(using)
-    if feed is None or not feed.is_hearing:  # then it says nothing wrong; its own thread begins anew
+    if feed is None or not feed.is_hearing:  # an empty memory gives no wrong answer, and its own thread fills it
         return
     try:
         feed.heard(pokes)
-    except driver.DatabaseError as error:  # it has forgotten everything, so it says nothing wrong
+    except driver.DatabaseError as error:  # the memory is cleared then, so it gives no wrong answer
         log.warning("hot.not_hearing", error=str(error).strip())
 
 
 def _after_fork() -> None:
-    """A child hears nothing of its parent's connection."""
+    """Drops the feeds in a child process, because their threads and connections are the parent's."""
     global _guard  # noqa: PLW0603
     _feeds.clear()
     _guard = threading.Lock()

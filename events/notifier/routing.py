@@ -1,7 +1,8 @@
-"""Whom the rows of each stream concern (pure): what is remembered in memory, and who of those that wait is woken.
+"""Maps the rows of each stream to the entities that they concern (pure).
 
-A row concerns a *room* (all who are joined), a *user* (that user alone), or a *contact* (a user, and all who share a room with
-them). A stream that no sync answer is made of has no rule, and ``CONCERNS_NOBODY`` says why. A new stream joins with
+The notifier remembers these entities as changed, and wakes the callers that wait for them. A row concerns a *room* (all
+its joined users), a *user* (that user alone), or a *contact* (a user, and all who share a room with them). A stream that
+is no part of a sync answer has no rule, and ``CONCERNS_NOBODY`` has the reason. A new stream joins with
 ``events.sync.providers.join_sync``.
 """
 
@@ -31,7 +32,7 @@ __all__ = [
 
 
 class Kind(Enum):
-    """What an entity is."""
+    """The type of an entity."""
 
     ROOM = "room"
     USER = "user"
@@ -39,14 +40,14 @@ class Kind(Enum):
 
 
 Concern = tuple[Kind, str]
-#: From a row as it travels to those that it concerns.
+#: A rule: from a row in its wire form to the entities that it concerns.
 Concerns = Callable[[Any], Iterable[Concern]]
 
-#: Cache name of the rows of ``caches`` that say: the next answer to this user is a whole one.
+#: Cache name of rows of ``caches`` that make the next answer to a user a full one.
 RESYNC_USER = "resync_user"
 _MEMBER = "m.room.member"
 
-#: Streams that bring a user nothing.
+#: Streams whose rows concern no user, with the reason.
 CONCERNS_NOBODY: Mapping[str, str] = MappingProxyType(
     {
         "backfill": "older history is read by paging back",
@@ -57,7 +58,11 @@ CONCERNS_NOBODY: Mapping[str, str] = MappingProxyType(
 
 
 def _of_events(row: Any) -> Iterable[Concern]:
-    """``["ev", [event, room, type, state key, …, membership, rejected]]`` or ``["state", [room, type, state key, event]]``."""
+    """Yields the room, and for a membership the user.
+
+    A row is ``["ev", [event, room, type, state key, …, membership, rejected]]`` or ``["state", [room, type, state key,
+    event]]``.
+    """
     kind, values = row
     if kind == "ev":
         yield Kind.ROOM, values[1]
@@ -70,11 +75,11 @@ def _of_events(row: Any) -> Iterable[Concern]:
 
 
 def _of_caches(row: Any) -> Iterable[Concern]:
-    """The marks that ask for a whole answer, and users whose membership changed, with or without an event."""
+    """Yields users who need a full answer, and users whose membership changed, with or without an event."""
     if row[0] == RESYNC_USER:
         yield from ((Kind.USER, user) for user in row[1] or ())
     elif row[0] == ROOM_STATE:
-        yield from ((Kind.USER, user) for user in (row[1] or ())[1:])
+        yield from ((Kind.USER, user) for user in (row[1] or ())[1:])  # the first key is the room
 
 
 def _by_place(kind: Kind, place: int) -> Concerns:
@@ -87,17 +92,20 @@ def _by_place(kind: Kind, place: int) -> Concerns:
 
 
 def room_in(place: int) -> Concerns:
-    """The room ID stands at that place of the row."""
+    """Returns the rule for rows that have a room ID at an index."""
     return _by_place(Kind.ROOM, place)
 
 
 def user_in(place: int) -> Concerns:
-    """The user ID stands at that place of the row; what is no user (a server) is passed over."""
+    """Returns the rule for rows that have a user ID at an index. A value that is no user ID, such as a server, is ignored."""
     return _by_place(Kind.USER, place)
 
 
 def contact_in(place: int) -> Concerns:
-    """As ``user_in``, for what all who share a room with the user see."""
+    """Returns the rule for rows that have a user ID at an index and concern all who share a room with the user.
+
+    A value that is no user ID is ignored.
+    """
     return _by_place(Kind.CONTACT, place)
 
 
@@ -122,22 +130,22 @@ _rules: dict[str, Concerns] = dict(_PLAIN)
 
 
 def concerns_of(stream: str) -> Concerns | None:
-    """The rule of a stream; None: it concerns nobody."""
+    """Returns the rule of a stream; None if its rows concern no user."""
     return _rules.get(stream)
 
 
 def rule_of(stream: str) -> Concerns:
-    """The rule of a stream that concerns somebody; raises ``KeyError`` for another."""
+    """Returns the rule of a stream that has one. Raises ``KeyError`` for another."""
     return _rules[stream]
 
 
 def followed() -> tuple[str, ...]:
-    """The streams that concern somebody."""
+    """Returns the names of the streams that have a rule."""
     return tuple(_rules)
 
 
 def say_concerns(stream: str, concerns: Concerns) -> None:
-    """A stream of the site's own concerns users; raises ``ValueError`` when it is one that has a rule."""
+    """Registers the rule of a site's own stream. Raises ``ValueError`` if the stream has one already."""
     if stream in _rules:
         raise ValueError(f"Stream {stream!r} has said already whom its rows concern; say it once.")
     _rules[stream] = concerns

@@ -1,6 +1,6 @@
-"""Reading rows for the memory of a process: the newest ones at its beginning, and those of a lane afterwards.
+"""Reads rows for the memory of a process: the newest ones at the start, then those of a lane.
 
-Called with a cursor of a direct connection. Positions are read before rows, so every row that a position covers is there.
+Called with a cursor of a direct connection. Positions are read before rows, so every row that a position covers is found.
 """
 
 from __future__ import annotations
@@ -19,31 +19,34 @@ from streams.reading.rows import StoredPosition, rows_between, rows_that_are_the
 __all__ = ["MOST_ROWS", "Newest", "TooFarBehind", "lane_rows", "lanes_of", "newest_rows"]
 
 ROWS_PER_READ = 1_000
-#: Further behind than this, a stream's memory begins anew instead of being fed row by row.
+#: With more rows than this to read, a stream's memory is replaced instead of being fed row by row.
 MOST_ROWS = 20_000
 
 
 class TooFarBehind(Exception):
-    """There are more rows than are worth reading."""
+    """More rows than ``MOST_ROWS`` to read. The stream's memory is then replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """What is remembered of a stream at the beginning."""
+    """The rows to remember of a stream at the start. ``floors``: for each lane the position up to which rows may be missing."""
 
     rows: list[FactRow]
     floors: dict[str, int]
 
 
 def lanes_of(declaration: StreamDeclaration, stored: Mapping[str, StoredPosition]) -> dict[str, int]:
-    """Up to where rows are fed for these stored positions, by lane."""
+    """Returns for each lane the position up to which rows are to be fed, given the stored positions."""
     if declaration.in_memory:
         return {ONE_LANE: linear_position(stored.values(), declaration.empty_position)}
     return {writer: at.position for writer, at in stored.items()}
 
 
 def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: Lane) -> list[FactRow]:
-    """All rows of a lane; raises ``TooFarBehind``, and ``ResyncNeeded`` when some were trimmed."""
+    """Returns all rows of a lane in ascending order.
+
+    Raises ``TooFarBehind``, and for a trimmable stream ``ResyncNeeded`` if some rows were trimmed.
+    """
     found: list[FactRow] = []
     after = lane.after
     read = rows_between if declaration.trimmable else rows_that_are_there
@@ -56,7 +59,7 @@ def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: Lane) -> list[F
 
 
 def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, int], limit: int) -> Newest:
-    """The newest rows up to these positions of lanes, about ``limit`` of each table, and what is not known below them."""
+    """Returns the newest rows up to these positions of lanes, at most ``limit`` from each table."""
     rows: list[FactRow] = []
     below = 0
     high = max(upto.values(), default=0)
@@ -64,12 +67,13 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
         cursor.execute(_newest_sql(declaration, table), {"high": high, "limit": limit})
         found = cursor.fetchall()
         if len(found) >= limit:
-            below = max(below, found[-1][0])  # of its last fact there may be more rows
+            below = max(below, found[-1][0])  # the limit may have cut the oldest fact: it may have more rows
         make = row_of(table)
         rows += [FactRow(row[0], row[1], make(row[2:]), None) for row in found]  # type: ignore[arg-type]
     covered = [row for row in rows if row.token <= upto.get(ONE_LANE if declaration.in_memory else row.writer, -1)]
     gone = trim_mark(cursor, declaration.name).writers
     lost = {ONE_LANE: max(gone.values(), default=0)} if declaration.in_memory else gone
+    # Nothing is known below what was read, nor of what was trimmed.
     floors = {lane: max(min(below, at), lost.get(lane, 0)) for lane, at in upto.items()}
     return Newest(covered, {lane: at for lane, at in floors.items() if at > 0})
 

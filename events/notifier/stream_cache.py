@@ -1,10 +1,10 @@
-"""What a process remembers of one stream: up to where, and when what changed last (pure).
+"""Remembers one stream: the position up to which it is fed, and the last change of each entity (pure).
 
-Fed with the rows of each writer in the order of its positions; ``token`` rises after the rows that it covers were fed, never
-before. A stream in memory is fed as one lane, in the order of its IDs, up to its linear position; when it begins anew under
-another generation, so does what is remembered of it.
+It is fed with the rows of each writer in ascending order. ``token`` rises after the rows that it covers were fed, never
+before. A stream in memory is fed as one lane, in ascending order of IDs, up to its linear position. When it begins again
+under another generation, its memory does, too.
 
-Assumes one thread at a time; the caller holds a lock.
+Assumes that the caller holds a lock.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from streams.core.tokens import VectorToken
 
 __all__ = ["ONE_LANE", "At", "HotStream", "Lane"]
 
-#: The lane of a stream that is read in the order of its IDs, whoever wrote.
+#: The only lane of a stream that is read in the order of its IDs, for all writers together.
 ONE_LANE = ""
 
 
 class At(NamedTuple):
-    """A position in a stream; ``generation`` is set for streams in memory, which have several lives."""
+    """A position in a stream. ``generation`` is set for streams in memory, which may begin again at 0."""
 
     token: VectorToken
     generation: int | None
@@ -32,7 +32,7 @@ class At(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Rows to read: of a writer (``ONE_LANE``: of all), ``after < position <= upto``."""
+    """A range of rows to read: of a writer (``ONE_LANE``: of all), with ``after < position <= upto``."""
 
     stream: str
     writer: str
@@ -42,37 +42,37 @@ class Lane:
 
 @dataclass(slots=True)
 class HotStream:
-    """One stream."""
+    """The memory of one stream."""
 
     name: str
     concerns: Concerns
     limit: int
     generation: int | None = None
-    """None: a stored stream, which has one life."""
+    """None for a stored stream, which never begins again."""
     base: int = 0
     positions: dict[str, int] = field(default_factory=dict)
-    """Of the writers that take part in the linear position, as heard."""
+    """Known positions of the writers that take part in the linear position."""
     fed: dict[str, int] = field(default_factory=dict)
     changes: dict[Kind, LastChanges] = field(default_factory=dict)
     token: VectorToken = field(default_factory=lambda: VectorToken(0))
 
     @property
     def at(self) -> At:
-        """Up to where it is fed."""
+        """The position up to which the stream is fed."""
         return At(self.token, self.generation)
 
     @property
     def in_memory(self) -> bool:
-        """Whether it is fed as one lane."""
+        """True for a stream in memory, which is fed as one lane."""
         return self.generation is not None
 
     def begin(self, floors: Mapping[str, int]) -> None:
-        """Everything is fed up to ``fed``; what changed above the floors comes in by ``note``."""
+        """Starts with what is fed up to ``fed``. Changes above the floors are then added by ``note``."""
         self.changes = {kind: LastChanges(self.limit, floors) for kind in Kind}
         self._show()
 
     def note(self, writer: str, position: int, row: Any) -> list[Concern]:
-        """Remember whom a row concerns, and return them."""
+        """Remembers which entities a row concerns, and returns them."""
         found = list(self.concerns(row))
         if found:
             lane = ONE_LANE if self.in_memory else writer
@@ -81,37 +81,40 @@ class HotStream:
         return found
 
     def knows(self, writer: str) -> bool:
-        """Whether the writer takes part in the linear position."""
+        """Returns true if the writer takes part in the linear position."""
         return writer in self.positions
 
     def lane(self, writer: str, upto: int) -> Lane | None:
-        """What is to be read before that position may show; None: nothing."""
+        """Returns the rows to read before a position of the writer may be shown; None if there are none."""
         after = self.fed.get(writer, self.base)
         return Lane(self.name, writer, after, upto) if upto > after else None
 
     def advance(self, lanes: Iterable[Lane]) -> None:
-        """These rows were fed."""
+        """Records that the rows of these lanes were fed, and raises the position shown.
+
+        Without lanes, it only shows positions that were announced or learned since.
+        """
         for lane in lanes:
             self.fed[lane.writer] = max(self.fed.get(lane.writer, 0), lane.upto)
         self._show()
 
     def heard(self, writer: str, position: int) -> None:
-        """A writer's position is announced; its rows were fed."""
+        """Records an announced position of a writer, whose rows were fed. ``advance`` shows it."""
         if writer in self.positions:
             self.positions[writer] = max(self.positions[writer], position)
 
     def writes(self, writer: str) -> None:
-        """Facts of this process are about to be fed: it takes part, whether or not that was heard already.
-
-        Else a stream that all have left would show up to them, also what another one that came back has not announced.
-        """
+        """Counts this process among the writers that take part in the linear position, before its own facts are fed."""
+        # All writers have retired. B comes back and reserves 5, and this process A commits 6, before either is
+        # announced. Without A among the writers, the base would be what was fed, 6, and cover B's 5 unseen.
         self.positions.setdefault(writer, 0)
 
     def _show(self) -> None:
         if self.generation is not None:
             self.token = VectorToken(self.fed.get(ONE_LANE, 0))
             return
-        # Own facts are fed before they are announced, and say nothing of others: the base goes by what was heard.
+        # Own facts are fed before they are announced, and say nothing about lower IDs of other writers. So the base
+        # follows from the announced positions, as far as their rows are fed.
         heard = [min(at, self.fed.get(writer, self.base)) for writer, at in self.positions.items()]
         self.base = max(self.base, min(heard) if heard else max(self.fed.values(), default=0))
         self.token = VectorToken.of(self.base, self.fed)

@@ -1,9 +1,9 @@
-"""Callers that wait for something that concerns them (pure): found among thousands by whom a change concerns.
+"""Finds the waiting callers that a change concerns, among thousands (pure).
 
-A waiter is woken by changes of its user, and of the rooms that the user is joined to: as a set that it shares with the cache of
-rooms, so a waiter in a thousand rooms takes no more memory than one in none. Bounded: ``add`` refuses beyond ``limit``.
+A waiter is woken by a change of its user, or of a room that the user is joined to. The set of rooms is shared with the
+cache of rooms, so a waiter in a thousand rooms takes no more memory than one in none. The number of waiters is bounded.
 
-Assumes one thread at a time; the caller holds a lock.
+Assumes that the caller holds a lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["HotWaiter", "HotWaiters"]
 
 @dataclass(slots=True, eq=False)
 class HotWaiter:
-    """A caller that waits; ``wake`` is its own. ``rooms`` are those that the user is joined to."""
+    """A caller that waits. ``rooms`` are those that the user is joined to, ``wake`` is the caller's event or future."""
 
     user_id: str
     rooms: frozenset[str]
@@ -28,19 +28,20 @@ class HotWaiter:
 
 
 class HotWaiters(Waiters[HotWaiter, str]):
-    """All who wait in a process, by user."""
+    """All waiting callers of a process, by user."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(lambda waiter: (waiter.user_id, 0))
         self.limit = limit
 
     def add(self, waiter: HotWaiter) -> bool:
-        """Let it wait; False when too many wait already."""
+        """Adds a waiter. Returns false if ``limit`` of them wait already."""
         return len(self) < self.limit and super().add(waiter)
 
     def take_concerned(self, users: Collection[str], rooms: AbstractSet[str]) -> list[HotWaiter]:
-        """Those whom a change of these users or rooms concerns; they wait no more."""
+        """Removes and returns the waiters that a change of these users or rooms concerns."""
         found = [waiter for user in users for waiter in self.take(user)]
         if rooms:
+            # Those that were taken above wait no more, so none is found twice.
             found += [waiter for waiter in self if not rooms.isdisjoint(waiter.rooms) and self.leave(waiter)]
         return found
