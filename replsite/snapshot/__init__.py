@@ -1,1 +1,1 @@
-"""One consistent look at the whole site, taken for every surface."""
+"""Reads the state of the whole site in one consistent snapshot, which the page, commands, metrics and health checks share."""
