@@ -125,7 +125,7 @@ def _disk(share: float = 1.0) -> Part:
 def _broadcaster() -> list[Part]:
     """Checks the broadcaster, which sends facts to the replication clients of this process.
 
-    Returns no part if there is none.
+    Returns an empty list if this process runs no broadcaster.
     """
     idle_seconds = silent_seconds()
     if idle_seconds is None:

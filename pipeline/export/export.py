@@ -72,7 +72,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """The figures of a written table."""
+    """The size of an exported table: rows, files and bytes, and the number of its room buckets and days."""
 
     rows: int
     files: int
@@ -150,7 +150,7 @@ class _Export:
         self._made_at_ms = time.time_ns() // 1_000_000
 
     def write(self) -> dict[str, Any]:
-        """Writes all tables, puts each in its place, then the manifest. Returns the manifest."""
+        """Writes all tables beside the old ones, then moves them into place, the manifest last. Returns the manifest."""
         request = self._request
         names = (*request.tables, MANIFEST)
         _settle(request.folder)

@@ -66,7 +66,10 @@ def hold_ledger(cursor: Any, query: str) -> Vectors:
 
 
 def set_ledger(cursor: Any, query: str, vectors: Vectors) -> None:
-    """Sets the vectors of a query whose tables store their position themselves. The next batch must begin there."""
+    """Overwrites the vectors of a query. The next batch must begin there.
+
+    For tables that store their position themselves, such as the feeds, whose position is the cursor of a named reader.
+    """
     hold_ledger(cursor, query)
     cursor.execute(_ADVANCE, {"query": query, "batch": -1, "offsets": json.dumps(vectors, sort_keys=True)})
 

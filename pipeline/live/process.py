@@ -86,7 +86,7 @@ def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[]
 
 
 def _nothing() -> None:
-    """Replaces ``started`` after the first call."""
+    """Does nothing. Takes the place of ``started`` after its first call."""
 
 
 class _Retry:

@@ -1,4 +1,4 @@
-"""Tables of the pipeline: jobs, lines that they refused, rooms that an import has loaded, and the live derived tables.
+"""Tables of the pipeline: jobs, refused lines, loaded rooms, and the live derived tables.
 
 Staging tables are not models: each job creates and drops its own (``pipeline.importing.staging_tables``).
 """

@@ -1,4 +1,4 @@
-"""Runs a function of a number in numbered Spark tasks, and returns the results in order."""
+"""Runs one function in many Spark tasks, once for each task number, and returns the results in the order of the numbers."""
 
 from __future__ import annotations
 

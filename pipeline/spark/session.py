@@ -201,7 +201,8 @@ def _java_options(folder: Path) -> str:
 def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str]) -> Iterator[None]:
     """Sets the environment for the start of the JVM: this Python, and no variables of Django or of the site.
 
-    Workers of a cluster run the Python of ``spark.pyspark.python``. Without it, this one's path must exist there too.
+    Workers of a cluster run the Python of ``spark.pyspark.python``. If that is not set, they run the path of the driver's
+    Python, which must exist on their hosts.
     """
     before = dict(os.environ)
     for name in list(os.environ):

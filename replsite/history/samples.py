@@ -130,9 +130,9 @@ def samples_of(snapshot: Snapshot) -> list[SampleRow]:
 
 
 def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
-    """Returns rows for the database and its largest tables.
+    """Returns rows for the database and its largest tables. ``stream`` is empty and ``reader`` is the table's name.
 
-    They look like readers of a stream without a name: ``position`` is the size in bytes, ``waiting`` the number of rows.
+    ``position`` is the size in bytes, ``waiting`` the number of rows.
     """
     storage = snapshot.storage
     tables = () if storage is None else (storage.database, *storage.tables)

@@ -1,1 +1,1 @@
-"""Reads the state of the whole site in one consistent snapshot, which the page, commands, metrics and health checks share."""
+"""One consistent snapshot of the whole site, shared by the page, commands, metrics and health checks."""

@@ -280,7 +280,7 @@ class QueryFigures:
 
 @dataclass(frozen=True, slots=True)
 class JobsView:
-    """Jobs, worst first, with the last ends of each kind, and the queries of the live pipeline."""
+    """Jobs, worst first, with the last success and failure of each kind, and the progress of the live queries."""
 
     jobs: tuple[JobStatusView, ...] = ()
     kinds: tuple[JobFigures, ...] = ()
