@@ -6,14 +6,14 @@ from django.core.checks import register
 
 
 class ReplsiteConfig(AppConfig):
-    """The site as an app."""
+    """The app configuration of the site."""
 
     name = "replsite"
     label = "replsite"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the system checks, and begin to count."""
+        """Registers the system checks and starts the process metrics."""
         from replsite import checks  # noqa: PLC0415 - Django is ready only now
         from streams.runtime import log_format  # noqa: PLC0415
 

@@ -1,8 +1,8 @@
-"""ASGI entry point: three protocols side by side.
+"""Defines the ASGI application, with three protocols side by side.
 
-``http`` and ``websocket`` are for people (admin, live page, metrics, health), ``tcp`` is the replication port
-(``docs/reference/tcp-scope.md``). A server that offers only some of them, such as plain daphne, uses only those. Whoever loads
-this serves, so the process shows its own metrics from now on.
+``http`` and ``websocket`` are for people and their tools (admin, live page, metrics, health). ``tcp`` is the replication
+port (``docs/reference/tcp-scope.md``). A server that offers only some of them, such as plain daphne, uses only those. A
+process that imports this module is a server, so from then on it serves its own metrics.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""System checks of the site: what would fail later, said before anything runs.
+"""Checks the site's configuration before anything runs.
 
     replsite.E001   a database that is not PostgreSQL
     replsite.E002   a setting of the site that cannot be used
-    replsite.W001   pages are for HTTPS alone, and nothing can tell that a request came by HTTPS
+    replsite.W001   pages need HTTPS, and nothing can tell that a request came by HTTPS
 
 The checks open no connection.
 """
@@ -26,7 +26,7 @@ __all__ = ["check_databases", "check_https", "check_settings"]
 
 
 def check_databases(**_: Any) -> list[CheckMessage]:
-    """Every configured database must be PostgreSQL; the engine is looked at, the server is not asked."""
+    """Returns an error for each configured database that is not PostgreSQL. Reads the engine only, without a connection."""
     return [
         Error(
             f"The database {alias!r} is {connections[alias].vendor}; replsite needs PostgreSQL.",
@@ -42,14 +42,18 @@ def check_databases(**_: Any) -> list[CheckMessage]:
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Settings that only the site itself reads; their rooms check the others."""
+    """Returns errors in settings that only the site itself reads. Each other package checks its own."""
     return [
         Error(text, hint="See docs/reference/settings.md for its default.", id="replsite.E002") for text in _wrong()
     ]
 
 
 def check_https(**_: Any) -> list[CheckMessage]:
-    """The site's own servers speak plain HTTP: behind them every request would be sent to HTTPS, for ever."""
+    """Returns a warning if every request would be redirected to HTTPS in an endless loop.
+
+    The site's own servers speak plain HTTP. So with HTTPS only, a proxy must be configured that says which requests came
+    by HTTPS.
+    """
     is_told = getattr(settings, "REPLSITE_PROXY_NETWORKS", ()) or settings.SECURE_PROXY_SSL_HEADER
     if is_told or not settings.SECURE_SSL_REDIRECT:
         return []

@@ -1,9 +1,9 @@
-"""Health: can this process serve, and is everything well? Each answer says which part is not and what to do.
+"""Answers health probes: can this process serve, and is everything well? An answer names the part that is not, and a remedy.
 
-``ready`` asks the parts that serving needs. ``summary`` adds the streams' own state from the same snapshot as the page, so what
-is not well there wants an operator, not traffic to go elsewhere. Both may hang as long as the database does: whoever must
-answer in time asks through ``replsite.http.deadline``. Sentences name hosts, processes and peers: they are for operators, and
-``health_views`` tells others less.
+``ready`` checks the parts that serving needs. ``summary`` adds the streams' own state, from the same snapshot as the
+page. A problem there needs an operator; sending traffic elsewhere does not help. Both hang as long as the database does.
+Callers that must answer in time use ``replsite.http.deadline``. The sentences name hosts, processes and clients, so they
+are for operators. ``health_views`` hides them from others.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from streams.replication.server.broadcaster import silent_seconds
 
 __all__ = ["Part", "Report", "not_answering", "ready", "summary"]
 
-#: With so much less than wanted free on the disk a process cannot serve.
+#: With less free space than this share of the reserve, a process cannot serve.
 FULL_SHARE = 1 / 8
-#: From here on the queue of notifications is filling; the server itself warns from one half on.
+#: From this share on, the queue of notifications is reported. PostgreSQL itself logs a warning from one half on.
 QUEUE_SHARE = 0.5
-#: The broadcaster looks once a second; a database that is away is told of as such, and not here.
+#: The broadcaster polls once a second. A database that is away is reported as such, not here.
 BROADCASTER_SILENT_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One thing that must work: whether it does, and a sentence that tells what to do when it does not."""
+    """A part that must work: its state, and a sentence that says what to do if it does not."""
 
     name: str
     well: bool
     sentence: str
     word: str = ""
-    """The status word, of what has one."""
+    """The status word, if the part has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The answer to a probe; ``well`` only if every part is."""
+    """The answer to a probe. ``well`` is true only if every part is well."""
 
     well: bool
     sentence: str
     parts: tuple[Part, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
+        """Returns plain JSON values."""
         return asdict(self)
 
 
@@ -79,7 +79,7 @@ def _database() -> Part:
 
 
 def _notifications() -> Part:
-    """The server's queue of notifications: without room in it nobody announces a position."""
+    """Checks the server's notification queue. If it is full, no position can be announced."""
     try:
         with connections[stream_settings().database].cursor() as cursor:
             usage = driver.notify_queue_usage(cursor)
@@ -105,7 +105,7 @@ def _migrations() -> Part:
 
 
 def _disk(share: float = 1.0) -> Part:
-    """The disk of the data directory, where the embedded database is, archives are written and imports lie."""
+    """Checks the disk of the data directory. The embedded database, archives and imports are there."""
     folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
     wanted = int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0) * share)
     while not folder.exists():
@@ -123,7 +123,10 @@ def _disk(share: float = 1.0) -> Part:
 
 
 def _broadcaster() -> list[Part]:
-    """What sends facts to the replication clients of this process, where it has any to serve."""
+    """Checks the broadcaster, which sends facts to the replication clients of this process.
+
+    Returns an empty list if this process runs no broadcaster.
+    """
     idle_seconds = silent_seconds()
     if idle_seconds is None:
         return []
@@ -135,7 +138,7 @@ def _broadcaster() -> list[Part]:
 
 
 def not_answering(seconds: float) -> Report:
-    """What is told when the parts were not answered for in time."""
+    """Returns the report for parts that did not answer in time."""
     sentence = (
         f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does somebody hold a lock on its "
         "tables?"
@@ -163,12 +166,12 @@ def _ready(get: Callable[[], Snapshot]) -> tuple[list[Part], Snapshot | None]:
 
 
 def ready(get: Callable[[], Snapshot] = SHARED.get) -> Report:
-    """Whether this process can serve."""
+    """Returns a report on whether this process can serve."""
     return _report([*_ready(get)[0], _disk(FULL_SHARE)], "This process can serve.")
 
 
 def summary(get: Callable[[], Snapshot] = SHARED.get) -> Report:
-    """Is everything well: this process, and the streams, writers and readers of the cluster."""
+    """Returns a report on this process, and on the streams, writers and readers of the cluster."""
     parts, snapshot = _ready(get)
     parts += [_disk(), *([_notifications()] if parts[0].well else [])]
     if snapshot is None:

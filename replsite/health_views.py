@@ -1,8 +1,8 @@
-"""``/health``, ``/health/live`` and ``/health/ready``: for load balancers, service managers and people with a browser.
+"""Serves ``/health``, ``/health/live`` and ``/health/ready``, for load balancers, service managers and people with a browser.
 
-Live asks nothing. The others answer within ``REPLSITE_HEALTH_SECONDS`` whatever the database does. Anybody may ask, so
-everybody is told which part is not well and where to read more; names of hosts, processes and peers, and the database's own
-words, are for staff who are logged in, and for ``manage.py health``.
+Live checks nothing. The others answer within ``REPLSITE_HEALTH_SECONDS``, whatever the database does. Every client may ask.
+All learn which part is not well and where to read more. Names of hosts, processes and clients, and the database's own
+messages, are shown only to logged-in staff and by ``manage.py health``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from replsite.http.deadline import Deadline, NoAnswer
 
 __all__ = ["for_anybody", "health_view", "live_view", "ready_view"]
 
-#: What anybody is told of a part that is not well.
+#: The public sentence for a part that is not well.
 _WORDS = {
     "database": "It cannot be used, or does not answer. Start the server, or correct DATABASE_URL.",
     "migrations": "Some are not applied. Run: manage.py migrate.",
@@ -35,7 +35,7 @@ _GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
 
 
 def for_anybody(report: Report) -> Report:
-    """The report without what is nobody's business: streams, writers, readers and jobs are counted by their status words."""
+    """Returns the report without private details. Streams, writers, readers and jobs are only counted by status word."""
     parts = [
         Part(part.name, part.well, "Well." if part.well else _WORDS[part.name] + _MORE)
         for part in report.parts
@@ -58,7 +58,7 @@ def _seconds() -> float:
 
 
 class _Probe:
-    """One question of many askers."""
+    """A probe whose concurrent requests share one answer."""
 
     def __init__(self, report: Callable[[], Report], name: str) -> None:
         self._deadline = Deadline(report, _seconds(), name)
@@ -67,12 +67,14 @@ class _Probe:
         try:
             report = self._deadline.ask()
         except NoAnswer as error:
-            return _answer(for_anybody(not_answering(error.seconds)))  # who asks cannot be looked up either
+            # The database does not answer, so the session cannot be read either. Every client gets the public report.
+            return _answer(for_anybody(not_answering(error.seconds)))
         return _answer(report if _is_staff(request, report) else for_anybody(report))
 
 
 def _is_staff(request: HttpRequest, report: Report) -> bool:
-    """Sessions are in the database: without it nobody is known. An asker without a cookie costs no query."""
+    """Returns true if the client is logged in as staff. A client without a cookie costs no query."""
+    # Sessions are in the database. Without it no client is known.
     can_be_asked = all(part.well for part in report.parts if part.name in ("database", "migrations"))
     if not can_be_asked or settings.SESSION_COOKIE_NAME not in request.COOKIES:
         return False
@@ -94,17 +96,17 @@ _SUMMARY = _Probe(health.summary, "replsite-health")
 
 @require_safe
 def live_view(request: HttpRequest) -> JsonResponse:
-    """``/health/live``: the process runs its loop."""
+    """Serves ``/health/live``: 200 while the process runs its loop."""
     return _answer(Report(True, "This process is up."))
 
 
 @require_safe
 def ready_view(request: HttpRequest) -> JsonResponse:
-    """``/health/ready``: 503 while this process cannot serve."""
+    """Serves ``/health/ready``: 503 while this process cannot serve."""
     return _READY.answer(request)
 
 
 @require_safe
 def health_view(request: HttpRequest) -> JsonResponse:
-    """``/health``: 503 while anything needs an operator."""
+    """Serves ``/health``: 503 while anything needs an operator."""
     return _SUMMARY.answer(request)

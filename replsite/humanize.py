@@ -1,4 +1,4 @@
-"""How times, sizes and counts are said to people (pure); the same on the page, in commands and in health answers."""
+"""Formats times, sizes and counts for people (pure). The page, the commands and the health answers share these forms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIZES = ("kB", "MB", "GB", "TB")
 
 
 def duration(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 5 s``, ``2 h 4 min``, ``5 d 1 h``; never negative."""
+    """Returns ``0.4 s``, ``12 s``, ``3 min 5 s``, ``2 h 4 min`` or ``5 d 1 h``. Negative values count as 0."""
     seconds = max(0.0, seconds)
     if seconds < 9.95:
         return "0 s" if seconds == 0 else f"{max(seconds, 0.1):.1f} s"
@@ -22,17 +22,17 @@ def duration(seconds: float) -> str:
 
 
 def count(number: int) -> str:
-    """``1,234``."""
+    """Returns a number such as ``1,234``."""
     return f"{number:,}"
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 fact``, ``2,000 facts``."""
+    """Returns ``1 fact`` or ``2,000 facts``. The plural adds an s."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def byte_size(size: int) -> str:
-    """``512 B``, ``1.5 kB``, ``20 MB``; decimal units."""
+    """Returns ``512 B``, ``1.5 kB`` or ``20 MB``, in decimal units."""
     if size < 1000:
         return f"{size} B"
     value = float(size)

@@ -1,8 +1,7 @@
 """Django settings of the site: the one place that reads the environment.
 
-Assumes nothing is running: importing this module opens no connection and starts no process. Without ``DATABASE_URL`` the
-database backend starts the embedded PostgreSQL at the first connection.
-Every variable is described in ``docs/reference/settings.md``.
+Importing this module opens no connection and starts no process. Without ``DATABASE_URL`` the database backend starts the
+embedded PostgreSQL at the first connection. ``docs/reference/settings.md`` describes every variable.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ env = Env()
 
 
 def _secret_key(data_dir: Path) -> str:
-    """The configured key, or one that is made once and kept in the data directory (owner-readable only)."""
+    """Returns the configured key, or one that is made once and kept in the data directory (readable by the owner only)."""
     if key := env.str("REPLSITE_SECRET_KEY", ""):
         return key
     path = data_dir / "secret_key"
@@ -45,7 +44,9 @@ def _kept_key(path: Path) -> str:
         fresh.touch(mode=0o600)
         fresh.write_text(get_random_secret_key())
         try:
-            path.hardlink_to(fresh)  # several first processes at once: one key wins for all
+            # Several processes may start first at once. A and B both write a key of their own. A links its file to the final
+            # name; B's link fails, and B reads A's key. A plain write would let each use its own key.
+            path.hardlink_to(fresh)
         except FileExistsError:
             pass
         finally:
@@ -54,7 +55,7 @@ def _kept_key(path: Path) -> str:
 
 
 def _days_or_never(text: str) -> float | None:
-    """A number of days, or ``never``."""
+    """Parses a number of days. ``never`` gives None."""
     try:
         return None if text == "never" else float(text)
     except ValueError:
@@ -64,7 +65,7 @@ def _days_or_never(text: str) -> float | None:
 
 
 def _ports(text: str) -> range:
-    """A port, or the first and the last of several."""
+    """Parses a port, or the first and the last of several. Empty text gives no ports."""
     first, is_range, last = text.partition("-")
     try:
         ports = range(int(first), int(last if is_range else first) + 1) if text else range(0)
@@ -76,7 +77,7 @@ def _ports(text: str) -> range:
 
 
 def _database() -> dict[str, Any]:
-    """The server that ``DATABASE_URL`` names, or the embedded one."""
+    """Returns the entry for the server in ``DATABASE_URL``, or for the embedded one."""
     url = env.str("DATABASE_URL", "")
     if not url:
         return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
@@ -87,8 +88,8 @@ def _database() -> dict[str, Any]:
             f"DATABASE_URL cannot be read: {error}. Write it as postgres://USER:PASSWORD@HOST:PORT/NAME."
         ) from error
     if found["ENGINE"] == "django.db.backends.postgresql":
-        found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same, and it counts queries
-        # A host that is lost is noticed within seconds; the address of the server wins when it says otherwise.
+        found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same backend, and it counts queries
+        # A lost host is noticed within seconds. Options in DATABASE_URL win over these.
         keepalives = {
             "connect_timeout": 10,
             "tcp_user_timeout": 11_000,
@@ -104,18 +105,21 @@ def _database() -> dict[str, Any]:
 
 
 def _behind_pooler(direct: str) -> dict[str, Any]:
-    """The entries of a database whose URL names a pooler in transaction mode, and the address of the server behind it."""
+    """Returns the extra entries for a database whose URL names a pooler in transaction mode.
+
+    ``direct`` is the address of the server behind it.
+    """
     host, _, port = direct.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16):
         raise ImproperlyConfigured(
             f"REPLSITE_DATABASE_DIRECT is {direct!r}: write HOST:PORT of the PostgreSQL server behind the pooler."
         )
-    # A cursor that outlives its transaction would be looked for in another session.
+    # Behind the pooler the next statement may run in another session, where a server-side cursor does not exist.
     return {"DIRECT": {"HOST": host.strip("[]"), "PORT": port}, "DISABLE_SERVER_SIDE_CURSORS": True}
 
 
 # --- where things are ---------------------------------------------------------------------------------------------
-_HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()  # a checkout, or wherever an installed site runs
+_HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()  # a checkout, or the current folder if installed
 REPLSITE_DATA_DIR = Path(env.str("REPLSITE_DATA_DIR", str(_HOME / ".data"))).absolute()
 REPLSITE_POSTGRES_BIN = env.str("REPLSITE_POSTGRES_BIN", "")
 REPLSITE_POSTGRES_FSYNC = env.bool("REPLSITE_POSTGRES_FSYNC", True)  # off: fast, and a crash of the machine loses data
@@ -126,7 +130,7 @@ SECRET_KEY = _secret_key(REPLSITE_DATA_DIR)
 ALLOWED_HOSTS = env.list("REPLSITE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS: list[str] = env.list("REPLSITE_TRUSTED_ORIGINS", [])
 INSTALLED_APPS = [
-    *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),  # its reactor would be a third of every command's start
+    *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),  # importing its reactor takes a third of a command's start
     "unfold",
     "django.contrib.admin",
     "django.contrib.auth",
@@ -195,9 +199,12 @@ SESSION_ENGINE = "replsite.http.sessions"
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = env.bool("REPLSITE_HTTPS_ONLY", False)
-SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # asked by machines nearby, in plain HTTP
+SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # requested by machines nearby, in plain HTTP
 SECURE_HSTS_SECONDS = 365 * 86_400 if SESSION_COOKIE_SECURE else 0
-SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]  # what other names of the domain do is not ours to say
+SILENCED_SYSTEM_CHECKS = [
+    "security.W005",
+    "security.W021",
+]  # HSTS for subdomains and preload is the domain owner's choice
 UNFOLD = {
     "SITE_TITLE": "replsite",
     "SITE_HEADER": "replsite",

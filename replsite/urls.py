@@ -1,4 +1,4 @@
-"""Where the pages are: the live page, the admin, metrics, health and catch-up over HTTP. The root leads to the live page."""
+"""Maps URLs to the live page, the admin, metrics, health and catch-up over HTTP. The root redirects to the live page."""
 
 from django.contrib import admin
 from django.urls import path, re_path

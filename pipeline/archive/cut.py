@@ -1,4 +1,4 @@
-"""Where a room's history is cut, as jobs and commands are told: at an event, a time or a timeline token."""
+"""Parses the arguments of jobs and commands that say where a room's history is cut: at an event, a time or a timeline token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _CUTS = ("before", "before_time", "before_token")
 
 
 def cut_arguments(*, required: bool) -> tuple[Argument, ...]:
-    """``before``, ``before_time`` and ``before_token``, of which one is given."""
+    """Returns the arguments ``before``, ``before_time`` and ``before_token``.
+
+    At most one may be given, exactly one if ``required``.
+    """
     one_of = OneOf(required)
     return (
         Argument(
@@ -38,7 +41,7 @@ def cut_arguments(*, required: bool) -> tuple[Argument, ...]:
 
 
 def check_cut(checked: Mapping[str, Any], *, optional: bool = False) -> None:
-    """Raises ``UnusableArguments`` where not one cut is given."""
+    """Raises ``UnusableArguments`` unless exactly one cut is given. With ``optional``, none is accepted too."""
     given = [name for name in _CUTS if checked[name] is not None]
     if len(given) > 1 or not (given or optional):
         raise UnusableArguments(f"Give one of {', '.join(_CUTS)}.")
@@ -50,7 +53,10 @@ def check_cut(checked: Mapping[str, Any], *, optional: bool = False) -> None:
 
 
 def depth_of_cut(arguments: Mapping[str, Any], using: str) -> int | None:
-    """The depth that checked arguments name; null: none is given. Raises ``UnknownRoom``, ``UnknownEvent``, ``BadToken``."""
+    """Returns the depth that checked arguments name, None if they give no cut.
+
+    Raises ``UnknownRoom``, ``UnknownEvent`` and ``BadToken``.
+    """
     room = arguments["room"]
     if "before" in arguments:
         return cut_at_event(room, arguments["before"], using)

@@ -1,7 +1,8 @@
-"""Where archives may lie.
+"""Resolves the folders of archives.
 
-Whoever may queue a job need not be allowed to write or read everywhere: a queued job names folders as they are seen from the
-folder of archives (setting ``REPLSITE_ARCHIVE_FOLDER``) and stays below it. Commands run as their user, without such a limit.
+A user who may queue jobs need not have the right to read or write everywhere. So a queued job names folders relative to
+the folder of archives (setting ``REPLSITE_ARCHIVE_FOLDER``) and cannot leave it. Commands run as their user, without such
+a limit.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["folder_of_archive", "folder_of_archives"]
 
 
 def folder_of_archives(name: object) -> Path:
-    """A folder that archives can be written to, absolute, made if need be; raises ``UnusableArguments``."""
+    """Returns an absolute folder that archives can be written to. Creates it if needed. Raises ``UnusableArguments``."""
     folder = _found(name)
     try:
         make_folder(folder)
@@ -31,7 +32,7 @@ def folder_of_archives(name: object) -> Path:
 
 
 def folder_of_archive(name: object) -> Path:
-    """The folder of one finished archive, absolute; raises ``UnusableArguments``."""
+    """Returns the absolute folder of one finished archive. Raises ``UnusableArguments``."""
     folder = _found(name)
     if not (folder / MANIFEST).is_file():
         raise UnusableArguments(

@@ -1,9 +1,9 @@
-"""What an archive of a room consists of: its tables, its manifest, and the digests by which both are checked (no Django).
+"""Defines the format of a room's archive: its tables, its manifest, and the digests that check both (no Django).
 
-An archive is a folder: ``manifest.json``, written last, and Parquet files with the rows of one room as they were at one moment.
-Events come from the latest to the oldest by (depth, stream position), in files of some ten thousand; the columns that an import
-reads (``event_id``, ``room_version``, ``json``, ``stream_ordering``, ``outlier``, ``rejected_reason``, ``soft_failed``) have the
-names of its wrapper. Times are microseconds since 1970.
+An archive is a folder with ``manifest.json``, written last, and Parquet files with the rows of one room at one moment.
+Events are sorted from the latest to the oldest by (depth, stream position), in files of some ten thousand. The columns
+that an import reads (``event_id``, ``room_version``, ``json``, ``stream_ordering``, ``outlier``, ``rejected_reason``,
+``soft_failed``) have the same names as in its wrapper format. Times are microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
-"""End of the name of a folder whose archive is not finished."""
+"""Ending of a folder's name while its archive is not finished."""
 _FORMAT, _VERSION = "replsite archive", 1
 _LARGEST_MANIFEST = 64 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -46,18 +46,18 @@ _NULL = "\\N"
 
 @dataclass(frozen=True, slots=True)
 class ArchivedTable:
-    """Columns of a table by the kind of their values; ``digested`` are those whose values make up its digest."""
+    """A table of an archive: its columns with their types, and the columns that its digest covers."""
 
     columns: Mapping[str, str]
     digested: tuple[str, ...] = ()
 
     @property
     def of_digest(self) -> tuple[str, ...]:
-        """All columns, unless some are named."""
+        """The columns of the digest: all, unless some are named."""
         return self.digested or tuple(self.columns)
 
     def schema(self) -> pa.Schema:
-        """The same for Arrow."""
+        """Returns the columns as an Arrow schema."""
         import pyarrow as pa  # noqa: PLC0415 - only where files are read or written
 
         kinds = {
@@ -71,7 +71,7 @@ class ArchivedTable:
 
 
 def _table(text: str, *digested: str) -> ArchivedTable:
-    """Columns as ``name kind, name kind``; without a kind it is text."""
+    """Parses ``name type, name type``. The default type is text."""
     pairs = [part.split() for part in text.split(",")]
     return ArchivedTable({pair[0]: pair[1] if pair[1:] else "text" for pair in pairs}, digested)
 
@@ -98,13 +98,15 @@ TABLES: Mapping[str, ArchivedTable] = {
     ),
     "visibility": _table("user_id, kind, first bigint, last bigint"),
 }  # fmt: skip
-"""Tables of an archive. ``leaf``, ``gap`` and ``hole`` are forward and backward extremities and timeline gaps, ``change`` the
-facts of the current state; ``group`` and ``delta`` hold the groups of the archived events and all that these build on."""
+"""Tables of an archive, with their columns.
+
+``leaf`` holds forward extremities, ``gap`` backward extremities, ``hole`` timeline gaps, and ``change`` the facts of the
+current state. ``group`` and ``delta`` hold the state groups of the archived events and all groups that these build on."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """One Parquet file: ``digest`` is what the database said of its rows, ``sha256`` that of its bytes."""
+    """A Parquet file of an archive. ``digest`` is that of its rows by the database, ``sha256`` that of its bytes."""
 
     name: str
     table: str
@@ -116,7 +118,10 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an archive holds: events below depth ``cut``, null: the whole room, which then had ``positions`` from .. to."""
+    """The contents of an archive: events below depth ``cut``, or the whole room if it is None.
+
+    ``positions`` are the lowest and the highest stream position of the room at that time. ``size`` is in bytes.
+    """
 
     room_id: str
     room_version: str
@@ -129,21 +134,21 @@ class Manifest:
     files: tuple[ArchivedFile, ...] = field(default_factory=tuple)
 
     def of(self, table: str) -> list[ArchivedFile]:
-        """The files of a table, in their order."""
+        """Returns the files of a table, in their order."""
         return [file for file in self.files if file.table == table]
 
     def rows(self, table: str) -> int:
-        """How many rows of a table there are."""
+        """Returns the number of rows of a table."""
         return sum(file.rows for file in self.of(table))
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """Size of all files in bytes."""
         return sum(file.size for file in self.files)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest with its seal, safely on the disk when this returns."""
+    """Writes the manifest, followed by a checksum of its text. It is safely on disk when this returns."""
     text = json.dumps({"format": _FORMAT, "version": _VERSION, **asdict(manifest)}, indent=1, sort_keys=True)
     seal = hashlib.sha256(text.encode()).hexdigest()
     with open_new(folder / MANIFEST) as file:
@@ -153,7 +158,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of an archive; raises ``ArchiveDamaged`` when there is none, or not as it was written."""
+    """Returns the manifest of an archive. Raises ``ArchiveDamaged`` if it is missing or differs from what was written."""
     path = folder / MANIFEST
     try:
         if path.stat().st_size > _LARGEST_MANIFEST:
@@ -178,7 +183,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def file_sha256(path: Path) -> str:
-    """Of the bytes of a file."""
+    """Returns the SHA-256 of a file's bytes in hex."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -187,7 +192,10 @@ def file_sha256(path: Path) -> str:
 
 
 def digest_of(table: str, batches: Iterable[pa.RecordBatch]) -> tuple[int, str]:
-    """(rows, digest) of rows in their order: SHA-256 over the SHA-256 of each, as the database computes it (``digest_sql``)."""
+    """Returns (rows, digest) of rows in their order.
+
+    The digest is the SHA-256 over the SHA-256 of each row. The database computes the same with ``digest_sql``.
+    """
     whole, rows = hashlib.sha256(), 0
     for batch in batches:
         for line in _lines(table, batch):

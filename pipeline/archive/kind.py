@@ -1,4 +1,4 @@
-"""``archive`` as a job: a room, or its history below an event, a time or a token, as Parquet files; nothing is deleted."""
+"""Implements the job ``archive``: writes a room, or its history below a cut, to Parquet files. Deletes nothing."""
 
 from __future__ import annotations
 
@@ -43,17 +43,21 @@ ARCHIVE = (
     ),
     *_SPARK,
 )  # fmt: skip
-"""Arguments of a job that archives before it deletes."""
+"""Arguments of jobs that archive before they delete."""
 
 
 def check_archive(checked: Mapping[str, Any]) -> None:
-    """Raises ``UnusableArguments`` where they do not go together."""
+    """Raises ``UnusableArguments`` if options of the archive are given without its folder."""
     if checked["archive"] is None and any(checked[one.name] is not None for one in _SPARK):
         raise UnusableArguments("spark and master are for the archive: name its folder, too.")
 
 
 def archive_first(run: JobRun, request: PurgeRequest) -> tuple[PurgeRequest, dict[str, Any]]:
-    """Archive what a purge of history is going to delete; the same request for what is in the archive only, and the facts."""
+    """Archives what a purge of history is going to delete.
+
+    Returns the request limited to the archived positions, and facts for the summary. Events that arrived after the
+    archive was read are thus not deleted.
+    """
     told = run.arguments
     options = {one.name: told[one.name] for one in _SPARK}
     wanted = ArchiveRequest(request.room_id, Path(told["archive"]), request.cut, request.delete_local, **options)
@@ -62,7 +66,7 @@ def archive_first(run: JobRun, request: PurgeRequest) -> tuple[PurgeRequest, dic
 
 
 def archive_facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """What a summary says of an archive."""
+    """Returns the part of a job's summary that describes an archive."""
     return {
         "folder": str(folder),
         "events": manifest.rows("event"),
@@ -73,7 +77,7 @@ def archive_facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 class ArchiveKind(JobKind):
-    """Writes the archive of a room; deletes nothing."""
+    """The job that writes the archive of a room. It deletes nothing."""
 
     name = "archive"
     help = "Write a room, or its history below an event, a time or a token, to Parquet files that restore takes back."
@@ -93,15 +97,15 @@ class ArchiveKind(JobKind):
     )  # fmt: skip
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """No cut: the whole room."""
+        """Checks the cut. Without one, the whole room is archived."""
         check_cut(checked, optional=True)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """The cut, if one is given, is here."""
+        """Checks that the event, time or token of the cut is known here."""
         depth_of_cut(arguments, using)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """The summary names the archive."""
+        """Writes the archive and returns its facts as the summary."""
         told, using = run.arguments, run.using
         cut = depth_of_cut(told, using)
         options = {name: told[name] for name in ("spark", "master", "delete_local")}

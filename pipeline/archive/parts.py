@@ -1,8 +1,10 @@
-"""One file of an archive: rows of a query -> Parquet, checked against what the database says of them (no Django; executors too).
+"""Writes one file of an archive from a query, and checks it against the database's digest (no Django, also in executors).
 
-All files of an archive are read in one snapshot, which the driver holds open. A file is on the disk, read back and compared by
-count and digest when ``write_part`` returns; a task that is repeated writes its file again. Arrow, its driver for PostgreSQL and
-the pandas that comes with that are imported where a file is written or read: a second of every command's start otherwise.
+All files of an archive are read in one snapshot, which the driver keeps open. When ``write_part`` returns, the file is on
+disk, was read back, and agreed in row count and digest. A repeated task writes its file again.
+
+Arrow, its PostgreSQL driver and pandas are imported only where a file is written or read. At the top of the module they
+would add a second to the start of every command.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _ROWS_PER_GROUP = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ArchivePart:
-    """One file to write: the rows of ``query``, which are ordered and have the table's columns."""
+    """A file to write. The rows of ``query`` are ordered and have the table's columns."""
 
     table: str
     name: str
@@ -37,7 +39,7 @@ class ArchivePart:
 
 
 def digest_sql(table: str, query: str) -> str:
-    """(rows, digest) of a query's rows, as ``archive_format.digest_of`` computes it."""
+    """Returns a query for (rows, digest) of the rows of ``query``. It computes the same digest as ``format.digest_of``."""
     names = [name for name in TABLES[table].of_digest if name != "json"]
     values = ", ".join(f"coalesce({name}::text, '\\N')" for name in names)
     line = f"convert_to(concat_ws(chr(31), {values}), 'UTF8')"
@@ -51,8 +53,11 @@ def digest_sql(table: str, query: str) -> str:
 
 @contextmanager
 def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
-    """A cursor in the snapshot; a connection costs as much as writing some thousand rows, so one does for many files."""
-    import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - see the module
+    """Opens a connection in the snapshot and yields its cursor.
+
+    Use it for many files: it costs as much as some thousand rows.
+    """
+    import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - slow, see the module's docstring
 
     with closing(adbc_driver_postgresql.dbapi.connect(dsn)) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -63,7 +68,7 @@ def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
 
 
 def write_part(cursor: Any, folder: str, part: ArchivePart) -> dict[str, Any]:
-    """Write and check one file; the fields of its ``ArchivedFile``. Raises ``ArchiveDamaged`` and ``OSError``."""
+    """Writes and checks one file. Returns the fields of its ``ArchivedFile``. Raises ``ArchiveDamaged`` and ``OSError``."""
     path = Path(folder) / part.name
     cursor.execute(part.query)
     _write(path, part.table, cursor.fetch_record_batch())
@@ -91,7 +96,7 @@ def _write(path: Path, table: str, batches: pa.RecordBatchReader) -> None:
 
 
 def read_batches(path: Path, table: str, rows: int = _ROWS_PER_GROUP) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in their order; raises ``ArchiveDamaged`` when it cannot be read."""
+    """Yields the rows of a file in their order. Raises ``ArchiveDamaged`` if it cannot be read."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Opening an archive: every file is looked at before anything is done with it (no Django)."""
+"""Opens an archive: every file is checked before anything is done with it (no Django)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ __all__ = ["open_archive"]
 
 
 def open_archive(folder: Path, step: Callable[[int], object] = lambda _bytes: None) -> Manifest:
-    """The manifest, when every file is as it was written; ``step`` is told the bytes of each. Raises ``ArchiveDamaged``."""
+    """Returns the manifest once every file matches its checksum. Raises ``ArchiveDamaged``.
+
+    ``step`` is called with the size of each file in bytes.
+    """
     manifest = read_manifest(folder)
     for file in manifest.files:
         path = folder / file.name
         if path.name != file.name or file.table not in TABLES:
             raise ArchiveDamaged(f"{folder}: the manifest names a file {file.name!r:.100} that no archive has.")
-        if path.exists() and not path.is_file():  # one that waits to be read would be waited for
+        if path.exists() and not path.is_file():  # opening a named pipe would block until it has a writer
             raise ArchiveDamaged(f"{path} is part of the archive and is no file. Take another copy of the archive.")
         try:
             found = file_sha256(path)

@@ -1,8 +1,9 @@
-"""``restore`` as a job: an archive goes back in (``maintenance.restore`` is how), every file checked before anything is written.
+"""Implements the job ``restore``, which puts an archive back. Every file is checked before anything is written.
 
-A room that is here gets its events back in small transactions, each followed by a rest, and a killed job is run again: what is
-back already is left alone, and the state groups that were copied for the rest are known by a table of their own. A room that is
-gone comes back in one transaction, as a whole.
+A room that still exists gets its events back in small transactions with a rest after each. A killed job can be run again:
+events that are back already are left alone, and the state groups that were copied are found in a table that maps archived
+to new IDs. A room that no longer exists comes back as a whole, in one transaction. ``events.maintenance.restore`` has the
+SQL.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _folder(_: str, value: Any) -> str:
 
 
 class RestoreKind(JobKind):
-    """Puts an archive back."""
+    """The job that puts an archive back."""
 
     name = "restore"
     help = "Put an archive of a room back: its events, their states and who sees them. What is here stays as it is."
@@ -72,7 +73,7 @@ class RestoreKind(JobKind):
     )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Check all files, then restore."""
+        """Checks all files, then restores them. Returns the summary."""
         folder = Path(run.arguments["archive"])
         with run.stage("check", None, "bytes") as count:
             manifest = open_archive(folder, count.add)
@@ -88,7 +89,7 @@ class RestoreKind(JobKind):
 
 
 class _Restore:
-    """One archive going back."""
+    """The restore of one archive."""
 
     def __init__(self, run: JobRun, folder: Path, manifest: Manifest) -> None:
         self._run, self._folder, self._manifest = run, folder, manifest
@@ -98,7 +99,7 @@ class _Restore:
         self._groups = 0
 
     def run(self) -> Mapping[str, Any]:
-        """Everything; returns the summary."""
+        """Restores everything and returns the summary."""
         gone = not Room.objects.using(self._using).filter(pk=self._room_id).exists()
         self._check_fit(gone)
         with ExitStack() as stack:
@@ -122,7 +123,10 @@ class _Restore:
         }
 
     def _check_fit(self, gone: bool) -> None:
-        """Whether this can be the database that the archive is of."""
+        """Checks that this is the database from which the archive was written.
+
+        Raises ``ArchiveElsewhere`` and ``PurgeRefused``.
+        """
         if gone and self._manifest.cut is not None:
             raise ArchiveElsewhere(
                 f"{self._room_id} is not here, and the archive has only its history below depth {self._manifest.cut}. Restore an "
@@ -145,7 +149,7 @@ class _Restore:
     # --- tables -----------------------------------------------------------------------------------------------------
 
     def _temporary(self, cursor: Any) -> None:
-        """The temporary tables, with all that is small in them."""
+        """Creates the temporary tables and loads all small ones."""
         self._drop_temporary()
         for name, columns in TEMPORARY.items():
             cursor.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
@@ -155,7 +159,7 @@ class _Restore:
 
     def _drop_temporary(self) -> None:
         if connections[self._using].in_atomic_block and connections[self._using].needs_rollback:
-            return  # they go with the transaction, or the connection
+            return  # in a failed transaction no statement runs; the tables go with it, or with the connection
         with connections[self._using].cursor() as cursor:
             cursor.execute(f"DROP TABLE IF EXISTS {', '.join(f'pg_temp.{name}' for name in TEMPORARY)}")
 
@@ -169,7 +173,10 @@ class _Restore:
     # --- state groups -----------------------------------------------------------------------------------------------
 
     def _copy_groups(self, cursor: Any) -> None:
-        """Those that events which go back stand on, with all below, unless a killed job has copied them."""
+        """Copies the state groups that the missing events need, with all groups below.
+
+        Skips this if a killed job already did it.
+        """
         if self._has_mapping(cursor):
             return
         needed = self._needed_groups(cursor)
@@ -185,7 +192,7 @@ class _Restore:
             cursor.execute("TRUNCATE restored_group, restored_delta")
 
     def _has_mapping(self, cursor: Any) -> bool:
-        """Whether the groups that a killed job copied are all there still."""
+        """Returns true if a killed job copied the groups and all of them still exist."""
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [self._mapping])
         if not cursor.fetchone()[0]:
             return False
@@ -211,7 +218,7 @@ class _Restore:
 
     @staticmethod
     def _below(needed: set[int], below: list[tuple[int, int | None]]) -> set[int]:
-        """What these are built on, all the way down; IDs ascend in each line."""
+        """Returns these groups and all groups that they are built on. ``below`` holds (group, its base) by ascending ID."""
         found = set(needed)
         for group, prev in reversed(below):
             if group in found and prev is not None:
@@ -226,7 +233,7 @@ class _Restore:
             deque(steps if gone else resting(steps), maxlen=0)
 
     def _steps(self, count: Count, gone: bool) -> Iterator[None]:
-        """A transaction each, where the room was here."""
+        """Restores the events in batches, one transaction each. A missing room already has an outer transaction."""
         for batch in self._batches("event"):
             with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
                 _copy(cursor, "restored_event", batch)
@@ -246,14 +253,14 @@ class _Restore:
 
 
 def _only(batch: pa.RecordBatch, column: str, wanted: set[int]) -> pa.RecordBatch:
-    """The rows whose value is among those that are wanted."""
+    """Returns the rows whose value in the column is wanted."""
     import pyarrow as pa  # noqa: PLC0415 - only where rows are read
 
     return batch.filter(pa.array([value in wanted for value in batch.column(column).to_pylist()], pa.bool_()))
 
 
 def _copy(cursor: Any, table: str, batch: pa.RecordBatch) -> None:
-    """Into a temporary table, by binary COPY."""
+    """Copies rows into a temporary table by binary COPY."""
     import pgpq  # noqa: PLC0415 - only where rows are written
 
     if not batch.num_rows:

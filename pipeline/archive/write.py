@@ -1,11 +1,10 @@
-"""Writing the archive of a room: what a purge is going to delete, or the whole room, as Parquet files (driver, with Django).
+"""Writes the archive of a room: the events that a purge will delete, or the whole room, as Parquet files (driver, with Django).
 
-The room is read in one snapshot, taken while nobody writes to it, so the events that an archive has are just those whose stream
-positions lie within ``Manifest.positions``: a writer takes the room's lock before it reserves a position. Many files are written
-by Spark's executors, few in this process, by the same code. An archive is finished when its folder has lost the ending
-``.partial``; what a killed or failed job left of one is removed by the next archive of the room.
+The room is read in one snapshot. Many files are written by Spark's executors and few by this process, with the same code. An
+archive is finished when its folder has lost the ending ``.partial``. The next archive of the room removes what a killed or
+failed job left.
 
-Within ``events.maintenance.purge_history.only_purge``, so that nobody deletes or restores in between.
+Called within ``events.maintenance.purge_history.only_purge``, so that nothing is deleted or restored in between.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 EVENTS_PER_FILE = 20_000
 GROUPS_PER_FILE = 50_000
 SPARK_EVENTS = 200_000
-"""From so many events on Spark writes the files, unless somebody says otherwise."""
+"""From so many events on Spark writes the files, unless the request says otherwise."""
 
 _LOCK_ROOM = "SELECT room_version FROM events_room WHERE room_id = %s FOR UPDATE"
 _SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
@@ -59,7 +58,7 @@ FROM events_event e LEFT JOIN events_eventjson j USING (event_id) LEFT JOIN even
 WHERE {selected} AND (e.topological_ordering, e.stream_ordering) BETWEEN (%(low_depth)s, %(low)s) AND (%(high_depth)s, %(high)s)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
-#: The last and the first event of every file.
+#: The last and the first event of every file, and the number of its events. Negative, so that min() is the latest event.
 _EVENT_BOUNDS = """
 SELECT min(ARRAY[-topological_ordering, -stream_ordering]), max(ARRAY[-topological_ordering, -stream_ordering]), count(*) FROM (
     SELECT e.topological_ordering, e.stream_ordering,
@@ -67,7 +66,7 @@ SELECT min(ARRAY[-topological_ordering, -stream_ordering]), max(ARRAY[-topologic
     FROM events_event e WHERE {selected}
 ) AS numbered GROUP BY file ORDER BY file
 """
-#: The groups of the selected events and all that these build on: of each chain the part up to the highest that is needed.
+#: State groups of the selected events and all groups that these build on: of each chain, all up to the highest needed one.
 _REACH = """
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT g.chain, max(g.id) AS upto FROM state_stategroup g
@@ -99,7 +98,7 @@ FROM (SELECT g.chain, g.id {_REACHED} AND g.id BETWEEN %(low)s AND %(high)s) AS 
 JOIN state_stategroupdelta d ON d.chain = needed.chain AND d.state_group = needed.id
 ORDER BY d.state_group, d.type, d.state_key
 """
-#: Tables that one file is enough for.
+#: Tables that fit into one file each.
 _SINGLE: Mapping[str, str] = {
     "room": "SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved "
     "FROM events_room WHERE room_id = %(room)s",
@@ -109,7 +108,7 @@ _SINGLE: Mapping[str, str] = {
     "hole": "SELECT stream_ordering, instance_name FROM events_timelinegap WHERE room_id = %(room)s ORDER BY stream_ordering",
     "visibility": "SELECT user_id, kind, first, last FROM events_eventvisibility WHERE room_id = %(room)s ORDER BY id",
 }
-#: Those that only the archive of a whole room has rows of: they stay when history goes.
+#: Tables that only the archive of a whole room contains. A purge of history does not touch them.
 _SINGLE_OF_WHOLE: Mapping[str, str] = {
     "current": "SELECT type, state_key, event_id, membership FROM events_currentstate WHERE room_id = %(room)s "
     "ORDER BY type, state_key",
@@ -121,9 +120,9 @@ _SINGLE_OF_WHOLE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRequest:
-    """What to archive and where: events below depth ``cut``, or the whole room.
+    """The room and folder of an archive: events below depth ``cut``, or the whole room.
 
-    ``spark``: whether Spark writes the files; null: when there are many.
+    ``spark`` says whether Spark writes the files. With None it does if there are many events.
     """
 
     room_id: str
@@ -135,9 +134,9 @@ class ArchiveRequest:
 
 
 def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
-    """Write and check an archive; its folder and manifest.
+    """Writes and checks an archive. Returns its folder and manifest.
 
-    Raises ``UnknownRoom``, ``ArchiveDamaged``, ``DiskFull`` and what Spark and the database raise; then no archive is left.
+    Raises ``UnknownRoom``, ``ArchiveDamaged``, ``DiskFull``, and errors of Spark and the database. Then no archive is left.
     """
     for left in partial_archives(request.folder, request.room_id):
         shutil.rmtree(left)
@@ -161,38 +160,39 @@ def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
 
 
 def partial_archives(folder: Path, room_id: str) -> list[Path]:
-    """What jobs that were killed have left of archives of the room."""
+    """Returns the folders that killed jobs left of archives of the room."""
     return sorted(folder.glob(f"{_name(room_id)}-*{PARTIAL}"))
 
 
 def _name(room_id: str) -> str:
-    """Readable, and different for different rooms."""
+    """Returns a readable folder name that differs for different rooms."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", room_id).strip("-")[:40]
     return f"{readable}-{hashlib.sha256(room_id.encode()).hexdigest()[:12]}"
 
 
 def _put_in_place(folder: Path, final: Path) -> None:
-    """Give the archive its name; a power cut takes nothing of it back, so what is in it may be deleted.
-
-    The files are on the disk already. Without the rest they could be there and have no names: first those in the folder, then the
-    folder's own, then those of the folders above, which may be as new.
-    """
+    """Gives the archive its final name. After this a power cut cannot undo it, so the archived rows may be deleted."""
+    # The files' contents are on disk already, but their names may not be. Three names must be synced: those of the files in
+    # the folder, that of the folder itself, and those of the folders above, which may be just as new.
     settle(folder)
     folder.rename(final)
     settle(final.parent)
     for above in final.parent.parents:
-        with suppress(PermissionError):  # one that this account did not make
+        with suppress(PermissionError):  # a folder of another account is not a new one
             settle(above)
 
 
 @contextmanager
 def _snapshot(room_id: str, using: str) -> Iterator[tuple[Any, str, str]]:
-    """(cursor in a snapshot of the room, name of the snapshot, room version); nobody writes to the room while it is taken."""
+    """Yields (cursor in a snapshot of the room, name of the snapshot, room version)."""
     with (
         closing(driver.direct_connection(using, application_name="replsite archive")) as reading,
         closing(driver.direct_connection(using, application_name="replsite archive lock")) as locking,
         reading.cursor() as cursor,
     ):
+        # Writers take the room's lock before they reserve a position. Without the lock here: A reserves 5, B reserves 6 and
+        # commits, the snapshot sees 6 as the highest position, then A commits 5. The archive lacks 5, but 5 lies within
+        # ``Manifest.positions``, so the purge would delete an event that is not archived.
         with locking.cursor() as lock, driver.in_transaction(lock):
             lock.execute(_LOCK_ROOM, [room_id])
             found = lock.fetchone()
@@ -204,7 +204,7 @@ def _snapshot(room_id: str, using: str) -> Iterator[tuple[Any, str, str]]:
 
 
 class _Archive:
-    """One archive being written."""
+    """An archive being written."""
 
     def __init__(self, run: JobRun, request: ArchiveRequest, folder: Path) -> None:
         self._run, self._request, self._folder = run, request, folder
@@ -215,7 +215,7 @@ class _Archive:
         self._single = {**_SINGLE, **_SINGLE_OF_WHOLE} if whole else _SINGLE
 
     def write(self) -> Manifest:
-        """All files; the manifest tells of them."""
+        """Writes all files and returns the manifest."""
         request = self._request
         with _snapshot(request.room_id, self._run.using) as (cursor, snapshot, version):
             cursor.execute(_POSITIONS, [request.room_id])
@@ -235,7 +235,7 @@ class _Archive:
         )
 
     def _parts(self, cursor: Any) -> tuple[list[ArchivePart], int]:
-        """What files there are to be, and the number of events in them."""
+        """Returns the files to write, and the number of events in them."""
         parts: list[ArchivePart] = []
         events = 0
         for first, last, count in self._ask(cursor, _EVENT_BOUNDS, size=EVENTS_PER_FILE):
@@ -278,7 +278,7 @@ class _Archive:
         return files
 
     def _with_spark(self, parts: Sequence[ArchivePart], snapshot: str) -> list[ArchivedFile]:
-        """A task for each file; how far it is is seen in the folder."""
+        """Writes each file in a Spark task of its own. Progress is the number of files in the folder."""
         import json  # noqa: PLC0415 - travels with the task
 
         dsn, folder = driver.dsn(self._run.using), str(self._folder)
@@ -287,7 +287,7 @@ class _Archive:
             with in_snapshot(dsn, snapshot) as cursor:
                 return json.dumps(write_part(cursor, folder, parts[number]))
 
-        written = lambda: len(list(self._folder.glob("*.parquet")))  # noqa: E731 - asked from another thread
+        written = lambda: len(list(self._folder.glob("*.parquet")))  # noqa: E731 - called from another thread
         with (
             site_session("archive", self._request.master) as spark,
             self._run.watch("archive", len(parts), "files", written),

@@ -1,6 +1,6 @@
-"""Reading one piece of an exported table in an executor, in the snapshot that the whole export is made of. No Django.
+"""Reads one piece of an exported table in an executor, in the snapshot of the whole export (no Django).
 
-One connection for each piece. Rows come as Arrow batches of some megabytes, so memory is bounded by the size of a batch.
+Each piece has its own connection. Rows come as Arrow batches of some megabytes, so memory is bounded by the size of a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DAY = "day"
 
 @dataclass(frozen=True, slots=True)
 class Exporting:
-    """What is read, the same for every piece; ``columns`` are (name, kind), the last one is the day where there are days."""
+    """The settings that all pieces share. ``columns`` are (name, kind). If the table has days, the day is the last column."""
 
     dsn: str
     snapshot: str
@@ -34,13 +34,13 @@ class Exporting:
 
 @dataclass(frozen=True, slots=True)
 class ExportPiece:
-    """The query of a piece, with all values in it."""
+    """The query of a piece, with all values inserted."""
 
     query: str
 
 
 def arrow_schema(columns: Sequence[tuple[str, str]]) -> pa.Schema:
-    """The columns as Arrow has them."""
+    """Returns the columns as an Arrow schema."""
     import pyarrow as pa  # noqa: PLC0415 - executors, and drivers that export
 
     kinds = {"string": pa.string(), "json": pa.string(), "int64": pa.int64(), "bool": pa.bool_(), "date": pa.date32()}
@@ -48,7 +48,7 @@ def arrow_schema(columns: Sequence[tuple[str, str]]) -> pa.Schema:
 
 
 def read_export(work: Exporting, piece: ExportPiece) -> Iterator[pa.RecordBatch]:
-    """The rows of a piece; raises when the snapshot is gone, as it is when the export's process is."""
+    """Yields the rows of a piece. Raises an error if the snapshot is gone, as it is once the export's process has ended."""
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
 
     options = {"application_name": "replsite export", "connect_timeout": 10}
@@ -80,7 +80,7 @@ def _as_exported(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _without_redacted(batch: pa.RecordBatch) -> pa.Array:
-    """The column ``json``: of redacted events what is left of them."""
+    """Returns the column ``json``, with redacted events in their pruned form."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
     from pyarrow import compute  # noqa: PLC0415
 

@@ -1,11 +1,12 @@
-"""Exporting tables to Parquet through Spark, all of one snapshot (driver, with Django).
+"""Exports tables to Parquet through Spark, all from one snapshot (driver, with Django).
 
     FOLDER/events/room_bucket=3/day=2026-01-31/part-….parquet      rows by room and position
-    FOLDER/export.json                                             put there last: what is in the folder
+    FOLDER/export.json                                             put there last: the contents of the folder
 
-A room has one bucket (``export_tables.room_bucket``), so 100,000 rooms make no more folders than 100 do, and a file's
-statistics tell which rooms it has. Each table is written beside the old one, its rows are counted against the database's, and
-it is put in place when all are written: an export that was interrupted, or ran out of disk, leaves the folder as it was.
+All rows of a room are in one bucket (``export.tables.room_bucket``). So 100,000 rooms make no more folders than 100 do,
+and a file's statistics tell which rooms it has. Each table is written beside the old one, and its rows are counted
+against the database. The tables are put in place when all are written. So an export that was interrupted, or ran out of
+disk, leaves the folder as it was.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ _MOST_TASKS = 2_000
 _ROWS_PER_FILE = 1_000_000
 _IO_ERROR = re.compile(r"(?:IOException|FSError): ([^\n]+)")
 _SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
-#: A folder is one for all sites of the database, so its lock carries no mark of a schema.
+#: All sites of a database share its folders, so this lock has no mark of a schema.
 _ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.export:' || %s, 0))"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What to export and where. ``since`` and ``until`` are days since 1970, ``until`` itself not included."""
+    """The tables to export and the folder. ``since`` and ``until`` are days since 1970. ``until`` itself is not included."""
 
     folder: Path
     tables: Sequence[str] = tuple(TABLES)
@@ -71,7 +72,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """What was written of a table."""
+    """The size of an exported table: rows, files and bytes, and the number of its room buckets and days."""
 
     rows: int
     files: int
@@ -81,9 +82,9 @@ class TableFigures:
 
 
 def export_tables(run: JobRun, request: ExportRequest) -> dict[str, Any]:
-    """Export; returns what is in ``export.json``.
+    """Exports the tables. Returns the contents of ``export.json``.
 
-    Raises ``UnusableArguments`` for a folder that cannot be used, ``ExportRunning``, ``ExportDiffers``, ``DiskFull``.
+    Raises ``UnusableArguments`` for a folder that cannot be used, ``ExportRunning``, ``ExportDiffers`` and ``DiskFull``.
     """
     _check_folder(request)
     try:
@@ -122,7 +123,7 @@ def _partial(folder: Path, table: str) -> Path:
 
 @contextmanager
 def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
-    """(cursor in a snapshot, its name); nobody else exports to the folder meanwhile."""
+    """Yields (cursor in a snapshot, name of the snapshot). A session lock keeps other exports out of the folder meanwhile."""
     with (
         closing(driver.direct_connection(using, application_name="replsite export")) as connection,
         connection.cursor() as cursor,
@@ -133,13 +134,15 @@ def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
         try:
             cursor.execute(_SNAPSHOT)
             yield cursor, cursor.fetchone()[0]
-        finally:  # by itself: the server may end the session after the next export has asked for the lock
+        finally:
+            # Released here and not by closing the connection: the server ends the session some time later, and an export that
+            # starts right now would find the lock taken.
             with suppress(driver.DatabaseError):
                 cursor.execute("ROLLBACK; SELECT pg_advisory_unlock_all()")
 
 
 class _Export:
-    """One export."""
+    """An export being written."""
 
     def __init__(self, run: JobRun, request: ExportRequest, cursor: Any, snapshot: str) -> None:
         self._run, self._request = run, request
@@ -147,7 +150,7 @@ class _Export:
         self._made_at_ms = time.time_ns() // 1_000_000
 
     def write(self) -> dict[str, Any]:
-        """All tables, then each in its place, then the manifest."""
+        """Writes all tables beside the old ones, then moves them into place, the manifest last. Returns the manifest."""
         request = self._request
         names = (*request.tables, MANIFEST)
         _settle(request.folder)
@@ -213,7 +216,7 @@ class _Export:
 
 
 def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    """The columns of a table, (name, kind), and the query that selects them."""
+    """Returns the columns of a table as (name, kind), and the query that selects them."""
     columns = [(name, kind) for name, kind, _ in table.columns]
     selected = [f"{sql} AS {name}" for name, _, sql in table.columns]
     if table.day is not None:
@@ -223,7 +226,7 @@ def _selection(table: ExportedTable, day: str) -> tuple[tuple[tuple[str, str], .
 
 
 def _checked(target: _Target, days: int) -> TableFigures:
-    """What was written, as the files tell it; raises ``ExportDiffers``."""
+    """Returns the figures of the written files. Raises ``ExportDiffers`` if their row count differs from the database's."""
     found, files, size = _count(target.folder)
     if found != target.rows:
         raise ExportDiffers(
@@ -234,7 +237,7 @@ def _checked(target: _Target, days: int) -> TableFigures:
 
 
 def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int, int]]:
-    """The keys in about equal parts; IDs come from sequences, so they lie close together."""
+    """Yields (first, last) ranges of the key of about equal size. IDs come from sequences, so they are dense."""
     if low is None or high is None:
         return
     pieces = max(1, min(-(-rows // _ROWS_PER_PIECE), _MOST_PIECES))
@@ -245,7 +248,7 @@ def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int,
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where the rows of a table go."""
+    """The destination of a table's rows."""
 
     folder: Path
     buckets: int
@@ -254,7 +257,7 @@ class _Target:
 
 
 def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], target: _Target, done: Any) -> None:
-    """Read all pieces, bring the rows of each bucket and day together, write them in order."""
+    """Reads all pieces, brings the rows of each bucket and day together, and writes them in order."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
@@ -279,12 +282,13 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
             .partitionBy(*parts)
             .parquet(target.folder.as_uri())
         )
-    except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
+    # The text of these errors comes from the JVM, which may be gone when it is printed. So it is read now.
+    except (PySparkException, Py4JError) as error:
         raise SparkFailed(f"Spark could not write {target.table.name}: {_why(str(error))}") from None
 
 
 def _why(text: str) -> str:
-    """Of a trace the words of the system, where a file could not be written, else those of our own code."""
+    """Extracts the reason from a trace: the system's message if a file could not be written, otherwise that of our own code."""
     found = _IO_ERROR.findall(text)
     return found[-1][:1000] if found else last_words(text)
 
@@ -296,7 +300,7 @@ def _spark_schema(work: Exporting) -> Any:
 
 
 def _count(folder: Path) -> tuple[int, int, int]:
-    """Rows, files and bytes of a written table, from the files themselves."""
+    """Returns rows, files and bytes of a written table, from the files themselves."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - only where something is exported
 
     rows = size = files = 0
@@ -308,7 +312,7 @@ def _count(folder: Path) -> tuple[int, int, int]:
 
 
 def _put_in_place(folder: Path, names: Sequence[str]) -> None:
-    """What was written takes the place of what was there, the manifest last. By renames: they take no time, and can be undone."""
+    """Replaces the old tables by the new ones, the manifest last. Renames take no time and can be undone."""
     try:
         for name in reversed(names):
             if (folder / name).exists():
@@ -325,7 +329,10 @@ def _put_in_place(folder: Path, names: Sequence[str]) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Of an export that put its tables in place: where its manifest stands the old ones go, else they come back."""
+    """Completes or undoes a replacement that was interrupted.
+
+    If the new manifest is in place, the old tables go; otherwise they return.
+    """
     done = (folder / MANIFEST).exists()
     for name in (*TABLES, MANIFEST):
         old = _old(folder, name)
@@ -341,7 +348,7 @@ def _old(folder: Path, name: str) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """A folder or a file, if it is there."""
+    """Removes a folder or file if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

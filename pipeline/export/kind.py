@@ -1,7 +1,8 @@
-"""Exports as jobs: what may be asked for, and the summary.
+"""Implements the job ``export``: its arguments and its summary.
 
-Whoever may queue a job need not be allowed to write everywhere: a queued export goes to a folder below ``exports`` in the
-pipeline's own, named as it is seen from there. The command ``export`` runs as its user, without such a limit.
+A user who may queue jobs need not have the right to write everywhere. So a queued export goes to a folder below
+``exports`` in the pipeline's own folder, and names it relative to that. The command ``export`` runs as its user, without
+such a limit.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _room_ids(_: str, value: Any) -> list[str]:
 
 
 class ExportKind(JobKind):
-    """Writes tables to Parquet."""
+    """The job that writes tables to Parquet."""
 
     name = "export"
     help = "Write rooms, events, state and memberships to Parquet files, all of one moment, in a folder below exports."
@@ -95,7 +96,7 @@ class ExportKind(JobKind):
     )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """The same export as the command's."""
+        """Exports to a folder below ``exports``. Refuses a folder that is a symbolic link."""
         folder = _exports() / run.arguments["to"]
         if folder.is_symlink():
             raise UnusableArguments(f"{folder} is a link. Name a folder.")
@@ -108,25 +109,25 @@ class ExportKind(JobKind):
 
 
 class ExportSubject(JobSubject):
-    """The command, which writes to any folder, with any Spark."""
+    """The command ``export``, which writes to any folder, with any Spark master."""
 
     def perform(
         self, command: BaseCommand, checked: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Runs the job; returns its summary."""
-        stream: Any = command.stderr  # a file in all that is used
+        """Runs the job and returns its summary."""
+        stream: Any = command.stderr  # like a file in everything that is used here
         return run_export(checked["to"], checked, options["master"], stream)
 
 
 def _day(text: str | None) -> int | None:
-    """Days since 1970."""
+    """Converts an ISO date to days since 1970."""
     return None if text is None else date.fromisoformat(text).toordinal() - _EPOCH
 
 
 def run_export(
     folder: Path | str, arguments: Mapping[str, Any], master: str | None = None, stream: TextIO | None = None
 ) -> Mapping[str, Any]:
-    """Export to any folder as a job of this process; returns its summary. Raises what ``export_tables`` does."""
+    """Exports to any folder as a job of this process. Returns its summary. Raises the errors of ``export_tables``."""
 
     def work(run: JobRun) -> Mapping[str, Any]:
         return _export(run, Path(run.arguments["to"]), master)

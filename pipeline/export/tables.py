@@ -1,7 +1,7 @@
-"""What an export holds: the tables, their columns, and where each row's day comes from (pure).
+"""Defines the tables of an export, their columns, and how the day of a row is found (pure).
 
-A row's day is that of its event, by the event's own clock, in UTC. Servers may claim any time, so days before ``FIRST_DAY`` and
-after the day of the export are null: the number of days, and with it that of folders, stays bounded.
+The day of a row is that of its event, by the event's own clock, in UTC. Servers may claim any time. So days before
+``FIRST_DAY`` and after the day of the export become null. This bounds the number of days, and so the number of folders.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ MOST_PARTITIONS = 10_000
 MOST_BUCKETS = 256
 _ROWS_PER_FILE = 200_000
 _BUCKETS_OF_FEW = 16
-"""So many buckets there may be however few the rows are, so that a small export is kept apart by rooms, too."""
+"""Buckets that even a small export may have, so that its rooms are separated too."""
 
-#: Outliers have no place in the room's history, but when that is purged the current state may be made of them.
+#: Outliers have no place in the room's history. But after a purge of history the current state may consist of them.
 _MEMBERSHIP = (
     "e.type = 'm.room.member' AND e.state_key IS NOT NULL AND e.rejected_reason IS NULL "
     "AND (NOT e.outlier OR c.event_id = e.event_id)"
@@ -31,10 +31,10 @@ _TEXT, _NUMBER, _BOOLEAN, _JSON = "string", "int64", "bool", "json"
 
 @dataclass(frozen=True, slots=True)
 class ExportedTable:
-    """One table. ``columns`` are (name, kind, SQL); pieces of it are ranges of ``key``; ``day`` counts from 1970.
+    """A table of an export. ``columns`` are (name, kind, SQL). Its pieces are ranges of ``key``. ``day`` counts from 1970.
 
-    A column of kind ``json`` is bytes in the database and text in the export; of an event that ``redacted`` tells to be redacted
-    it is what the redaction left.
+    A column of kind ``json`` is bytes in the database and text in the export. If the column ``redacted`` is true, it
+    holds the pruned form of the event.
     """
 
     name: str
@@ -49,7 +49,10 @@ class ExportedTable:
     def conditions(
         self, rooms: Sequence[str] | None, since: int | None, until: int | None
     ) -> tuple[str, dict[str, object]]:
-        """Which rows are wanted, as SQL with names, and their values: of these rooms, from this day on and before that one."""
+        """Returns the condition for the wanted rows as SQL with named parameters, and their values.
+
+        Wanted are rows of ``rooms``, from day ``since`` on and before day ``until``. None means no limit.
+        """
         parts, values = [self.where], dict[str, object]()
         if rooms is not None:
             parts.append(f"{self.room} = ANY(%(rooms)s::text[])")
@@ -62,7 +65,7 @@ class ExportedTable:
         return " AND ".join(f"({part})" for part in parts), values
 
     def day_sql(self, last_day: int) -> str:
-        """The day of a row, null where nobody can believe it."""
+        """Returns the SQL for the day of a row. It is null outside of ``FIRST_DAY`` to ``last_day``."""
         return f"CASE WHEN {self.day} BETWEEN {FIRST_DAY} AND {last_day} THEN ({self.day})::integer END"
 
 
@@ -148,12 +151,12 @@ TABLES: Mapping[str, ExportedTable] = {
 
 
 def buckets_for(rows: int, rooms: int, days: int) -> int:
-    """How many buckets the rooms are put into: few for little, and never too many folders or files."""
+    """Returns the number of buckets for the rooms: few for small tables, and never too many folders or files."""
     by_size = -(-rows // (_ROWS_PER_FILE * max(days, 1)))
     wanted = min(max(by_size, _BUCKETS_OF_FEW), max(rooms, 1))
     return max(1, min(wanted, MOST_BUCKETS, MOST_PARTITIONS // max(days, 1)))
 
 
 def room_bucket(room_id: str, buckets: int) -> int:
-    """The bucket of a room, as Spark's ``pmod(crc32(room_id), buckets)`` says it."""
+    """Returns the bucket of a room, the same as Spark's ``pmod(crc32(room_id), buckets)``."""
     return zlib.crc32(room_id.encode()) % buckets

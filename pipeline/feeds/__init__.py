@@ -1,1 +1,1 @@
-"""Writing and checking per-user feeds."""
+"""Per-user feeds: writing and checking."""

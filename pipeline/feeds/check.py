@@ -1,7 +1,7 @@
-"""Per-user feeds held against the stream, and mended: entries that are missing, of another room, or counted wrongly.
+"""Checks per-user feeds against the stream and repairs them: entries that are missing or have a wrong room, and wrong counts.
 
-What can be proven to be missing is what happened in a room since the user's membership there last changed, if they are joined.
-Everything is done with the feeds' position locked, which whoever writes them holds, too.
+Only some missing entries can be proven: those of events since the last change of the user's membership, in rooms that the
+user is joined to. The row with the position of the feeds is locked meanwhile. Writers of feeds lock it too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _COUNT = f"UPDATE events_feed f SET entries = wrong.entries FROM ({_COUNTS}) AS 
 
 @dataclass(frozen=True, slots=True)
 class FeedsChecked:
-    """How many entries were missing or of another room, and how many feeds had another length than they said."""
+    """The numbers of missing entries, of entries with a wrong room, and of feeds whose stored length was wrong."""
 
     missing: int = 0
     wrong_room: int = 0
@@ -58,12 +58,12 @@ class FeedsChecked:
 
     @property
     def total(self) -> int:
-        """Everything that differed."""
+        """Number of all differences."""
         return self.missing + self.wrong_room + self.wrong_length
 
 
 def check_feeds(rooms: Sequence[str] | None, using: str, *, dry_run: bool) -> FeedsChecked:
-    """Compare, and mend unless ``dry_run``; of all rooms, or of some. One transaction."""
+    """Compares the feeds with the stream, and repairs them unless ``dry_run``. ``rooms`` None means all. One transaction."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_LOCK, {"name": FEEDS})
         row = cursor.fetchone()

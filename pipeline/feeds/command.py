@@ -1,4 +1,4 @@
-"""``purge feeds``: the subject that per-user feeds add to the maintenance commands."""
+"""Implements ``purge feeds``, a subject of the maintenance commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SELECT (SELECT count(*) FROM events_feed WHERE %(user)s IS NULL OR user_id = %(u
 
 
 class PurgeFeeds:
-    """Throw per-user feeds away."""
+    """The maintenance command that deletes per-user feeds."""
 
     help = (
         "Throw per-user feeds away, of everybody or of one user: readers ask the rooms until there are feeds again; no answer "
@@ -31,13 +31,13 @@ class PurgeFeeds:
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         parser.add_argument("--user", metavar="USER", help="the feed of this user only")
         parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Count before and after, in the transaction that deletes."""
+        """Counts before and after in the transaction that deletes, and prints both."""
         using, user = stream_settings().database, options["user"]
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             before = _counts(cursor, user)
@@ -54,7 +54,7 @@ class PurgeFeeds:
 
 
 def register_feeds() -> None:
-    """Make the subject known."""
+    """Registers the subject ``feeds`` of ``purge``."""
     register("purge", "feeds", PurgeFeeds())
 
 

@@ -1,13 +1,13 @@
-"""Writes per-user feeds, behind the stream ``events``: a list for each user of this server of what may be new to them.
+"""Writes per-user feeds from the stream ``events``: for each user of this server, a list of events that may be new to them.
 
-``write_feeds`` takes a stretch of the stream, in the caller's transaction, whoever brings it: the named reader ``feeds``
-(``pipeline.handlers``, run by ``manage.py runhandlers feeds``) or a micro-batch. Its position is written with the entries, so a
-stretch that comes twice is written once, and one that does not begin where the last one ended is noticed.
+``write_feeds`` writes one stretch of the stream in the caller's transaction. The caller is the named reader ``feeds``
+(``pipeline.handlers``, run by ``manage.py runhandlers feeds``) or a micro-batch of the live pipeline. The position is
+stored with the entries. So a stretch that comes twice is written once, and a stretch that leaves out events is detected.
 
-An event is listed for everybody of this server who is joined to its room, or whose membership in it changed with or after
-the stretch's first event; a change of a user's membership is listed for that user. So whoever was joined at an event of the
-stretch has it listed, however late the writing is. All events of a room are listed, also those that nobody is shown: readers
-decide, by what holds when they ask.
+An event is listed for each local user who is joined to its room now, or whose membership there changed at or after the
+first event of the stretch. A change of a user's membership is listed for that user. So an event is listed for all who
+were joined when it was sent, however late it is written. Feeds contain all events of a room, even those that the user may
+not see. Readers decide that with the rules that hold when they ask.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from events.sync.feeds import FEEDS
 
 __all__ = ["Stretch", "Written", "drop_feeds", "write_feeds"]
 
-#: A feed that grew too long is cut to this part of the limit, so that it is not cut for every event.
+#: A feed that is too long is cut to this share of the limit. So it is not cut again for every event.
 _KEPT = 0.8
 
 _POSITION = "SELECT position FROM events_feedposition WHERE name = %(name)s FOR UPDATE"
@@ -27,7 +27,7 @@ _MOVE = """
 INSERT INTO events_feedposition (name, position) VALUES (%(name)s, %(upto)s)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position
 """
-#: Whether events lie between two positions: then somebody set the reader to go on behind them.
+#: Are there events between two positions? Then the reader was reset to a position behind them.
 _PASSED_OVER = (
     "SELECT EXISTS (SELECT FROM events_event WHERE stream_ordering > %(low)s AND stream_ordering <= %(high)s)"
 )
@@ -62,7 +62,7 @@ INSERT INTO events_feed AS feed (user_id, complete_from, entries) SELECT user_id
 ON CONFLICT (user_id) DO UPDATE SET entries = feed.entries + excluded.entries
 RETURNING user_id, entries, (SELECT count(*) FROM written)
 """
-#: The newest entries of a user stay; the mark moves to the newest that goes.
+#: The newest ``kept`` entries of a user stay. ``complete_from`` moves to the newest entry that is deleted.
 _CUT = """
 WITH cut AS MATERIALIZED (
   SELECT user_id, (
@@ -76,7 +76,7 @@ WITH cut AS MATERIALIZED (
 UPDATE events_feed feed SET complete_from = cut.upto, entries = feed.entries - counted.entries
 FROM cut JOIN counted USING (user_id) WHERE feed.user_id = cut.user_id
 """
-#: The position first: whoever writes feeds holds it.
+#: The position first: writers of feeds lock its row, so this waits for them and holds them off.
 _DROP = ("DELETE FROM events_feedposition", "DELETE FROM events_feed", "DELETE FROM events_feedentry")
 _LOCK = "SELECT FROM events_feedposition WHERE name = %(name)s FOR UPDATE"
 _DROP_ONE = (
@@ -87,7 +87,7 @@ _DROP_ONE = (
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A part of the stream ``events`` of which everything is committed: ``low < position <= upto``."""
+    """A part of the stream ``events`` in which everything is committed: ``low < position <= upto``."""
 
     low: int
     upto: int
@@ -95,7 +95,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a stretch: entries written, feeds that were cut, whether all feeds began anew."""
+    """The result of a stretch: entries written, feeds that were cut, and whether all feeds were dropped and started over."""
 
     entries: int = 0
     cut: int = 0
@@ -103,10 +103,10 @@ class Written:
 
 
 def write_feeds(cursor: Any, stretch: Stretch, server_name: str, limit: int) -> Written:
-    """List the events of a stretch; every feed has at most ``limit`` entries afterwards.
+    """Lists the events of a stretch. Afterwards every feed has at most ``limit`` entries.
 
-    Called with the transaction open in which the caller's own cursor moves. What was listed before changes nothing. Where
-    the stretch leaves out events since the last one all feeds are dropped: they begin anew with it.
+    Call it in the transaction in which the caller's own cursor moves. Events that were listed before change nothing. If
+    events between the last stretch and this one were left out, all feeds are dropped and start over with this stretch.
     """
     low, began_anew = _begin(cursor, stretch)
     if low >= stretch.upto:
@@ -122,7 +122,8 @@ def write_feeds(cursor: Any, stretch: Stretch, server_name: str, limit: int) -> 
 
 
 def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
-    """Throw all feeds away, or one: readers ask the rooms until it is there again. Called with the transaction open."""
+    """Deletes all feeds, or one. Until they are written again, readers query the rooms instead. Needs an open transaction."""
+    # The position's row is locked first, as by writers of feeds. Deleting all feeds locks it by deleting it.
     if user_id is not None:
         cursor.execute(_LOCK, {"name": FEEDS})
     for statement in _DROP if user_id is None else _DROP_ONE:
@@ -130,13 +131,13 @@ def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
 
 
 def _begin(cursor: Any, stretch: Stretch) -> tuple[int, bool]:
-    """Where to begin, and whether feeds had to be dropped."""
+    """Returns the position to start at, and whether the feeds had to be dropped."""
     cursor.execute(_POSITION, {"name": FEEDS})
     row = cursor.fetchone()
     if row is None:
         drop_feeds(cursor)
         return stretch.low, True
-    if stretch.low <= row[0]:
+    if stretch.low <= row[0]:  # repeated or overlapping: begin where the last stretch ended
         return row[0], False
     cursor.execute(_PASSED_OVER, {"low": row[0], "high": stretch.low})
     if not cursor.fetchone()[0]:

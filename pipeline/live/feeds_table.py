@@ -1,8 +1,10 @@
-"""Per-user feeds kept by the live pipeline, as the named reader ``feeds``: in place of ``manage.py runhandlers feeds``.
+"""Keeps per-user feeds current in the live pipeline.
 
-It takes the reader's name and lease, so there is never more than one of the two, and each goes on where the other stopped: the
-cursor that moves with the entries is the reader's own. Spark says when there is something new and how far a batch goes; feeds are
-written up to the linear position, in stretches, by the same SQL as ever.
+It is the named reader ``feeds``, in place of ``manage.py runhandlers``.
+
+It takes the reader's name and lease, so only one of the two runs at a time. Each continues where the other stopped,
+because the cursor that moves with the entries is the reader's own. Spark only tells that there are new facts and how far
+a batch goes. The feeds are written up to the linear position, in stretches, with the same SQL as by the reader.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ __all__ = ["FeedsTable", "ready_upto"]
 
 _STREAM = "events"
 _STRETCH_EVENTS = 2_000
-#: Of the events of a stretch, the last, and how many they are.
+#: The number of events of the next stretch, and the position of its last one.
 _NEXT = """
 SELECT count(*), max(stream_ordering) FROM (
   SELECT stream_ordering FROM events_event WHERE stream_ordering > %(low)s AND stream_ordering <= %(upto)s
@@ -43,7 +45,7 @@ SELECT count(*), max(stream_ordering) FROM (
 
 
 class FeedsTable:
-    """All feeds. Used within `held`."""
+    """The table of all feeds. Use it within `held`."""
 
     name = FEEDS
     streams = (_STREAM,)
@@ -59,12 +61,15 @@ class FeedsTable:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the reader ``feeds`` for the block; raises ``ReaderNameTaken``."""
+        """Takes the name of the reader ``feeds`` for the block. Raises ``ReaderNameTaken``."""
         self._lock = ReaderLock(FEEDS, self._using, self._positions)
         self._owner = self._lock.take()
         try:
             yield
-        except (DatabaseError, DjangoDatabaseError):  # waited for; the reader goes on by itself
+        except (
+            DatabaseError,
+            DjangoDatabaseError,
+        ):  # the pipeline waits for the database and retries, so no error is stored
             self._lock.release()
             raise
         except Exception as error:
@@ -77,17 +82,22 @@ class FeedsTable:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the reader's name was lost with its connection."""
+        """True once the reader's name was lost with its connection."""
         return self._lock is not None and self._lock.lost.is_set()
 
     def begin(self, cursor: Any) -> Vectors:
-        """Where the reader's cursor is; a first one is where the stream is now, as that of every reader."""
+        """Returns the position of the reader's cursor.
+
+        A new cursor starts at the present position of the stream, as for every reader.
+        """
         with transaction.atomic(using=self._using):
             epoch, stored = current_epoch(cursor), _stored(cursor)
             kept = read_cursor(cursor, FEEDS, _STREAM)
             if kept is None:
                 kept = begin_cursor(cursor, self._owner, _STREAM, VectorToken(linear_position(stored.values())), epoch)
-            elif kept[1] != epoch:  # feeds and facts were restored together
+            elif (
+                kept[1] != epoch
+            ):  # after a restore: feeds and facts come from the same backup, so the position still fits
                 adopt_epoch(cursor, FEEDS, _STREAM, epoch)
             vectors = {_STREAM: dict.fromkeys(stored, kept[0].base)}
             set_ledger(cursor, self.name, vectors)
@@ -95,27 +105,30 @@ class FeedsTable:
         return vectors
 
     def columns(self, stream: str) -> tuple[str, ...]:
-        """Next to nothing."""
+        """Returns the one column that Spark has to read."""
         return ("token",)
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """The facts are read where the feeds are."""
+        """Returns the facts unchanged. The feeds are written by SQL in the database, which reads the facts there."""
         return facts
 
     def find(self, batch: DataFrame) -> None:
-        """Nothing: what counts is how far the batch goes."""
+        """Does nothing. Only the end of the batch counts."""
 
     def write(self, cursor: Any, found: None, offsets: BatchOffsets) -> None:
-        """List what the batch brings nearer."""
+        """Lists the events up to the end of the batch, as far as they are complete."""
         self._advance(cursor, offsets.end[_STREAM])
 
     def catch_up(self, cursor: Any) -> bool:
-        """List what waited for a writer that has let go meanwhile; whether all is listed. Transaction open."""
+        """Lists events that waited for another writer and are complete by now.
+
+        Returns true if all are listed. Needs an open transaction.
+        """
         vector = hold_ledger(cursor, self.name).get(_STREAM, {})
         return self._advance(cursor, vector) >= linear_position(_stored(cursor).values())
 
     def _advance(self, cursor: Any, vector: Mapping[str, int]) -> int:
-        """Up to where every event is complete and taken; returns where the feeds are."""
+        """Lists all events that are complete and in ``vector``. Returns the position of the feeds."""
         stored, kept = _stored(cursor), read_cursor(cursor, FEEDS, _STREAM)
         token = VectorToken(0) if kept is None else kept[0]
         low, upto, listed = token.base, ready_upto(stored, vector), 0
@@ -140,6 +153,7 @@ def _stored(cursor: Any) -> dict[str, Any]:
 
 
 def ready_upto(stored: Mapping[str, Stored], vector: Mapping[str, int]) -> int:
-    """The largest position up to which all facts are complete and in ``vector``: no writer has one that was not taken."""
+    """Returns the largest position up to which all facts are complete and contained in ``vector``."""
+    # A writer with facts that are not in ``vector`` limits the result to the end of its own part of the vector.
     behind = [vector.get(writer, 0) for writer, at in stored.items() if at.position > vector.get(writer, 0)]
     return min([linear_position(stored.values()), *behind])

@@ -1,9 +1,9 @@
-"""How a micro-batch counts once: its effect and the vectors that it ends at are written in one transaction.
+"""Records micro-batches so that each counts once: its effect and its end vectors are written in one transaction.
 
-A batch is applied only if it begins where the ledger ends; one that ends there was applied before and is left out. So a process
-may be killed anywhere. The ledger is what counts: Spark's checkpoint serves one run of a query and nobody goes on from it.
+A batch is applied only if it begins where the ledger ends. A batch that ends there was applied before and is skipped. So a
+process may be killed at any time. Only the ledger counts: Spark's checkpoint serves a single run of a query.
 
-Runs in the driver. Called with the transaction open, but for ``read_offsets``.
+Runs in the driver. All functions but ``ledger_vectors`` and ``read_offsets`` need an open transaction.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WHERE query = %(query)s
 
 @dataclass(frozen=True, slots=True)
 class BatchOffsets:
-    """A micro-batch as Spark has logged it: of each stream everything after ``start`` up to ``end``."""
+    """A micro-batch from Spark's log: in each stream, everything after ``start`` up to ``end``."""
 
     batch_id: int
     start: Vectors
@@ -51,14 +51,14 @@ class BatchOffsets:
 
 
 def ledger_vectors(cursor: Any, query: str) -> Vectors:
-    """How far the tables of a query are; empty when it never ran. No transaction needed."""
+    """Returns the vectors that the tables of a query have reached, {} if it never ran. Needs no transaction."""
     cursor.execute(_READ, {"query": query})
     row = cursor.fetchone()
     return {} if row is None else json.loads(row[0])
 
 
 def hold_ledger(cursor: Any, query: str) -> Vectors:
-    """The same, and no batch of the query is taken before the transaction ends."""
+    """Returns the same and locks the row. No batch of the query is applied before the transaction ends."""
     cursor.execute(_FIRST, {"query": query})
     cursor.execute(f"{_READ} FOR UPDATE", {"query": query})
     held: Vectors = json.loads(cursor.fetchone()[0])
@@ -66,15 +66,19 @@ def hold_ledger(cursor: Any, query: str) -> Vectors:
 
 
 def set_ledger(cursor: Any, query: str, vectors: Vectors) -> None:
-    """For tables that know themselves how far they are: the next batch must begin there."""
+    """Overwrites the vectors of a query. The next batch must begin there.
+
+    For tables that store their position themselves, such as the feeds, whose position is the cursor of a named reader.
+    """
     hold_ledger(cursor, query)
     cursor.execute(_ADVANCE, {"query": query, "batch": -1, "offsets": json.dumps(vectors, sort_keys=True)})
 
 
 def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
-    """Write down that the batch counts; the caller writes its effect in the same transaction. False: it counted before.
+    """Records that the batch is applied. The caller writes its effect in the same transaction. False: it was applied before.
 
-    Holds the ledger's row, so that batches of a query come one after another whoever brings them. Raises ``LedgerMismatch``.
+    Locks the ledger's row, so batches of a query are applied one after another, even from several processes. Raises
+    ``LedgerMismatch`` if the batch does not begin where the ledger ends.
     """
     held = hold_ledger(cursor, query)
     if covers(held, offsets.end):
@@ -90,7 +94,7 @@ def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
 
 
 def covers(upper: Mapping[str, Mapping[str, int]], lower: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether every writer of every stream is as far in ``upper``; one that is missing is at 0."""
+    """Returns true if ``upper`` is at least as far for every writer of every stream in ``lower``. A missing writer is at 0."""
     return all(
         upper.get(stream, {}).get(writer, 0) >= position
         for stream, vector in lower.items()
@@ -99,13 +103,19 @@ def covers(upper: Mapping[str, Mapping[str, int]], lower: Mapping[str, Mapping[s
 
 
 def read_offsets(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> BatchOffsets:
-    """The vectors of a batch from Spark's log, which is written before the batch runs; ``first``: where batch 0 begins."""
+    """Returns the vectors of a batch from Spark's log, which is written before the batch runs.
+
+    ``first`` is where batch 0 begins.
+    """
     start = first if batch_id == 0 else _logged(checkpoint, batch_id - 1, streams, first)
     return BatchOffsets(batch_id, start, _logged(checkpoint, batch_id, streams, first))
 
 
 def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> Vectors:
-    """Version, metadata, then a line for each source in the order of the query; "-" for one that has not begun."""
+    """Parses an entry of Spark's log: version, metadata, then a line for each source in the order of the query.
+
+    The line is "-" for a source that has not begun.
+    """
     lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2:]
     found: Vectors = {}
     for stream, line in zip(streams, lines, strict=True):
@@ -114,5 +124,5 @@ def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vect
 
 
 def _positions(offset: Mapping[str, Any]) -> dict[str, int]:
-    """What is not a number is no position: the source notes the epoch of the database beside them."""
+    """Returns the positions of an offset. Other entries are skipped: the source adds the epoch of the database."""
     return {writer: position for writer, position in offset.items() if isinstance(position, int)}

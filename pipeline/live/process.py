@@ -1,7 +1,7 @@
-"""The live pipeline's process: one Spark session, the queries that keep tables current, an orderly end.
+"""Runs the live pipeline: one Spark session, the queries that keep tables current, an orderly end.
 
-Blocks in ``run`` until it is told to stop, until nothing is left (``until_idle_seconds``), or until a query keeps failing.
-A database that goes away is waited for: the queries then begin anew where their tables are.
+``run`` blocks until it is stopped, until nothing is left (``until_idle_seconds``), or until a query keeps failing. If the
+database goes away it waits, and then restarts the queries at the position of their tables.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = ["TABLES", "LiveOptions", "run"]
 
 log = get_logger(__name__)
 TABLES = (STATISTICS, FeedsTable.name)
-"""What can be kept current."""
+"""Names of the tables that can be kept current."""
 _LOCK = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.pipeline:live'") + ")"
 _HOLDER = "SELECT address, process_id FROM streams_reader WHERE name = %s ORDER BY heartbeat_at DESC LIMIT 1"
 _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
 _FIGURES_SECONDS = 60.0
 _ATTEMPTS = 5
-"""So often in a row a query may fail without having taken a batch or run for `_WELL_SECONDS`."""
+"""The last of so many failures of a query in a row is raised. A batch, or a run of `_WELL_SECONDS`, resets the count."""
 _WELL_SECONDS = 30.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 10.0
 _TRIGGER = {"processingTime": "300 milliseconds"}
@@ -55,7 +55,7 @@ _LOST = (DatabaseError, DjangoDatabaseError)
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """How to run: on which Spark (empty: the site's), what to keep current, and whether to end by itself."""
+    """The Spark master (empty: the site's), the tables to keep current, and the idle time after which it ends (None: never)."""
 
     master: str = ""
     tables: tuple[str, ...] = TABLES
@@ -63,7 +63,10 @@ class LiveOptions:
 
 
 def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[], None]) -> dict[str, Vectors]:
-    """Keep the tables current; returns how far each is. Raises ``QueryRunning``, ``QueryFailed`` and what a session raises."""
+    """Keeps the tables current. Returns the vectors that each table reached.
+
+    Calls ``started`` once the queries run. Raises ``QueryRunning``, ``QueryFailed`` and the errors of a Spark session.
+    """
     using = stream_settings().database
     with site_session("pipeline", options.master) as spark:
         spark.conf.set("spark.sql.shuffle.partitions", str(spark.sparkContext.defaultParallelism))  # sums are small
@@ -83,11 +86,11 @@ def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[]
 
 
 def _nothing() -> None:
-    """The site was told already."""
+    """Does nothing. Takes the place of ``started`` after its first call."""
 
 
 class _Retry:
-    """Whether to begin again after a failure: for ever while the database is away, a few times when a query fails."""
+    """The retry policy: without limit while the database is away, a few times if a query fails."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
@@ -95,11 +98,14 @@ class _Retry:
         self._seconds = _FIRST_RETRY_SECONDS
 
     def went_well(self) -> None:
-        """A batch was taken, or there was nothing to take for a while."""
+        """Resets the policy: a batch was applied, or the queries ran long enough without failing."""
         self._failed, self._seconds = 0, _FIRST_RETRY_SECONDS
 
     def wait_after(self, error: Exception) -> bool:
-        """Pause; false when somebody wants the end meanwhile. Raises the error when it came too often."""
+        """Waits before the next attempt.
+
+        Returns false if the process is to stop. Raises the error after too many failed queries.
+        """
         if isinstance(error, QueryFailed):
             self._failed += 1
             if self._failed >= _ATTEMPTS:
@@ -115,7 +121,7 @@ class _Retry:
 
 
 class _Pipeline:
-    """The queries of a process; each time that they run they begin where their tables are."""
+    """The queries of this process. Each time they start, they begin at the position of their tables."""
 
     def __init__(self, spark: SparkSession, options: LiveOptions, using: str) -> None:
         self._spark, self._options, self._using = spark, options, using
@@ -128,7 +134,7 @@ class _Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the names and run the queries for the block."""
+        """Holds the pipeline's and the reader's name and runs the queries for the block."""
         with ExitStack() as stack:
             self._held = stack.enter_context(_only_one(self._using, self._tables[0].shown_as))
             if self._feeds is not None:
@@ -139,7 +145,7 @@ class _Pipeline:
             yield
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
-        """Until the end: signs of life, figures, and whether there is still something to do."""
+        """Writes heartbeats and figures and checks the queries, until the process is stopped or was idle for long enough."""
         beaten = 0.0
         began = figured = busy_at = time.monotonic()
         limit = self._options.until_idle_seconds
@@ -161,7 +167,7 @@ class _Pipeline:
         self._take_figures()
 
     def reached(self) -> dict[str, Vectors]:
-        """How far each table is; their readers have ended."""
+        """Returns the vectors that each table reached, after closing the rows of their readers."""
         with connections[self._using].cursor() as cursor:
             for table in self._tables:
                 if table.shown_as:
@@ -178,14 +184,17 @@ class _Pipeline:
             raise QueryFailed("The live pipeline has lost the connection that holds its name.")
 
     def _taken_more(self) -> bool:
-        """Whether batches were taken since the last time; the connection with the lock is asked, so it is known to live."""
+        """Returns true if batches were applied since the last call.
+
+        Uses the connection that holds the lock, to check that it lives.
+        """
         with self._held.cursor() as cursor:
             cursor.execute("SELECT coalesce(sum(batches), 0) FROM pipeline_batchledger")
             before, self._batches = self._batches, int(cursor.fetchone()[0])
         return self._batches > before
 
     def _caught_up(self) -> bool:
-        """Beat, and compare the tables' vectors with the stored positions."""
+        """Writes heartbeats, and returns true if the tables' vectors have reached the stored positions."""
         with connections[self._using].cursor() as cursor:
             stored = stored_positions(cursor, [stream for table in self._tables for stream in table.streams])
             there = {stream: {writer: at.position for writer, at in known.items()} for stream, known in stored.items()}
@@ -216,7 +225,7 @@ class _Pipeline:
 
 @contextmanager
 def _only_one(using: str, shown_as: str) -> Iterator[Any]:
-    """Hold the pipeline's lock for the block; it goes with the process, however that ends."""
+    """Holds the pipeline's session lock for the block. The lock ends with the process, even if that is killed."""
     connection = direct_connection(using, application_name="replsite pipeline")
     try:
         with connection.cursor() as cursor:
@@ -245,7 +254,7 @@ def _reader_of(feeds: FeedsTable) -> Iterator[None]:
 
 
 def _shortly(error: Exception | None) -> str:
-    """The words of the failure without the Java behind it."""
+    """Returns the message of the failure without the Java stack trace."""
     if error is None:
         return "it has ended"
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.lstrip().startswith("at ")]

@@ -1,4 +1,4 @@
-"""``purge statistics``: the subject that the live statistics add to the maintenance commands."""
+"""Implements ``purge statistics``, a subject of the maintenance commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FORGET_PLACE = "DELETE FROM pipeline_batchledger WHERE query = %(query)s"
 
 
 class PurgeStatistics:
-    """Throw the statistics away, so that they are counted anew."""
+    """The maintenance command that deletes the statistics. The live pipeline then counts them again."""
 
     help = (
         "Throw the statistics of rooms, server and days away: the live pipeline, which may be at work, counts anew what the "
@@ -30,12 +30,12 @@ class PurgeStatistics:
     )
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         parser.add_argument("--dry-run", action="store_true", help="only say how much would be deleted")
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Count, then delete, while no batch is taken."""
+        """Counts, then deletes, while no batch can be applied."""
         using = stream_settings().database
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             if not options["dry_run"]:
@@ -53,7 +53,7 @@ class PurgeStatistics:
 
 
 def register_statistics() -> None:
-    """Make the subject known."""
+    """Registers the subject ``statistics`` of ``purge``."""
     register("purge", STATISTICS, PurgeStatistics())
 
 

@@ -1,7 +1,7 @@
-"""One query of the live pipeline: from its streams, micro-batch by micro-batch, into tables that are kept current.
+"""Runs one query of the live pipeline: from its streams, in micro-batches, into tables that it keeps current.
 
-What Spark makes of a batch is found first; then one short transaction takes the batch in the ledger and writes its effect. A
-query begins where its tables are, with a checkpoint of its own for each start: nothing depends on files.
+Spark computes the result of a batch first. Then one short transaction records the batch in the ledger and writes its
+effect. A query begins at the position of its tables, with a new checkpoint for each start. So nothing depends on files.
 
 Runs in the driver, with Django. Spark calls ``_apply`` in a thread of its own, one batch after another.
 """
@@ -31,15 +31,15 @@ __all__ = ["LiveQuery", "Place", "Table"]
 
 
 class Table(Protocol):
-    """What a query keeps current."""
+    """A table, or group of tables, that a query keeps current."""
 
     @property
     def name(self) -> str:
-        """Of the query, its ledger and its checkpoint."""
+        """Name of the query, its ledger and its checkpoint."""
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Whose facts it takes, in this order."""
+        """Streams that the query reads, in this order."""
 
     @property
     def max_rows(self) -> int:
@@ -47,27 +47,27 @@ class Table(Protocol):
 
     @property
     def shown_as(self) -> str:
-        """Name of the reader on the live page; empty: it has a row of its own."""
+        """Name of the reader on the live page. Empty: the table has a reader row of its own."""
 
     def begin(self, cursor: Any) -> Vectors:
-        """Where the tables are, and so the ledger."""
+        """Returns the position of the tables, which is also that of the ledger."""
 
     def columns(self, stream: str) -> tuple[str, ...]:
-        """What is read of a stream's facts; the others stay where they are."""
+        """Returns the columns of a stream's facts that are read. The others are not fetched."""
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """What becomes of the facts; the same columns for every stream."""
+        """Transforms the facts of a stream. All streams must give the same columns."""
 
     def find(self, batch: DataFrame) -> Any:
-        """What Spark makes of a batch; the only place where Spark works. No transaction is open."""
+        """Computes the result of a batch with Spark. No transaction is open, and nothing else runs Spark."""
 
     def write(self, cursor: Any, found: Any, offsets: BatchOffsets) -> None:
-        """The effect, in the transaction in which the batch is taken."""
+        """Writes the result, in the transaction that records the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a query finds its facts and keeps its log."""
+    """The database that a query reads and writes, and the folder of its checkpoint."""
 
     dsn: str
     using: str
@@ -75,7 +75,7 @@ class Place:
 
 
 class LiveQuery:
-    """A query; `start` it once."""
+    """A query. `start` it once."""
 
     def __init__(self, table: Table, place: Place) -> None:
         self.table = table
@@ -84,7 +84,7 @@ class LiveQuery:
         self._first: Vectors = {}
 
     def start(self, spark: SparkSession, trigger: Mapping[str, Any]) -> StreamingQuery:
-        """Begin where the tables are. Blocks no longer than Spark takes to start the query."""
+        """Starts the query at the position of its tables. Blocks only until Spark has started it."""
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         with connections[self._place.using].cursor() as cursor:
             self._first = self.table.begin(cursor)
@@ -99,8 +99,9 @@ class LiveQuery:
     def _facts(self, spark: SparkSession, stream: str) -> DataFrame:
         begin = json.dumps(self._first.get(stream, {}), sort_keys=True)
         known, wanted = spark_schema(declaration_of(stream)), set(self.table.columns(stream))
-        # Spark's threads write into a map that belongs to the registration: two queries that begin at once spoil a shared one,
-        # and every task fails from then on (OptionalDataException). So each source has its own, and each new start a new one.
+        # Spark's threads write into a map of the registration without a lock. If two queries start at once and share one
+        # registration, they corrupt the map, and every task fails from then on (OptionalDataException). So each source, at
+        # each start, gets a registration of its own.
         register(spark)
         facts = (
             spark.readStream.format("replsite")
@@ -120,7 +121,7 @@ class LiveQuery:
                     self.table.write(cursor, found, offsets)
                 self._show(cursor, offsets.end)
         finally:
-            connections[using].close()  # the thread is Spark's, and nobody tells when it ends
+            connections[using].close()  # the thread is Spark's and may end without notice
 
     def _show(self, cursor: Any, reached: Vectors) -> None:
         if self.table.shown_as:

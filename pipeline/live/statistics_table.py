@@ -1,7 +1,7 @@
-"""The live table of statistics: what Spark sums up of a micro-batch of the streams ``events`` and ``backfill`` (driver).
+"""Computes the live statistics of a micro-batch of the streams ``events`` and ``backfill`` with Spark (driver).
 
-One pass over the facts makes two small tables in one: sums for each (hour, room), and the senders of each day. What leaves Spark
-is as large as the rooms and users that a batch touches, not as its events.
+One pass over the facts gives two small tables in one: sums for each (hour, room), and the senders of each day. The result
+is as large as the number of rooms and users in the batch, not as the number of its events.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUMS = (*COUNTED, "changes")
 
 
 class StatisticsTable:
-    """Rooms, server, rooms and users by day."""
+    """The statistics of rooms and the server, and of rooms and users by day."""
 
     name = STATISTICS
     streams = (EVENTS, BACKFILL)
@@ -36,28 +36,31 @@ class StatisticsTable:
         self._server_name = server_name
 
     def begin(self, cursor: Any) -> Vectors:
-        """Where the ledger is."""
+        """Returns the vectors of the ledger."""
         return ledger_vectors(cursor, self.name)
 
     def columns(self, stream: str) -> tuple[str, ...]:
-        """What facts are counted by."""
+        """Returns the columns that the counts depend on."""
         return _COLUMNS
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """Each fact as what it adds."""
+        """Returns for each fact a row with what it adds to the counts."""
         return statistics_rows(stream, facts)
 
     def find(self, batch: DataFrame) -> Figures:
-        """Sums of a batch."""
+        """Returns the sums of a batch."""
         return figures_of(batch)
 
     def write(self, cursor: Any, found: Figures, offsets: BatchOffsets) -> None:
-        """Add them."""
+        """Adds the sums to the tables."""
         add_figures(cursor, found, self._server_name)
 
 
 def statistics_rows(stream: str, facts: DataFrame) -> DataFrame:
-    """A row for each fact: its hour and room, 0 or 1 for what it counts as, its sender where that makes a user active."""
+    """Returns a row for each fact: its hour, day and room, and 0 or 1 for each count.
+
+    ``user_id`` is the sender of a new accepted event, which makes this user active. Otherwise it is null.
+    """
     from pyspark.sql import functions as F  # noqa: PLC0415 - the rest is tested without Spark
 
     is_event, is_news = F.col("fact_table") == "events_event", F.lit(stream == EVENTS)
@@ -90,7 +93,7 @@ def _begin(column: str, seconds: int) -> Column:
 
 
 def figures_of(batch: DataFrame) -> Figures:
-    """Sums for each (hour, room), and who sent on each day."""
+    """Returns the sums for each (hour, room), and the senders of each day."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     keys = ("hour_ms", "room_id", "day_ms", "user_id")

@@ -1,6 +1,6 @@
-"""Tables of the pipeline: jobs, what they refused, what an import has loaded, and the live derived tables.
+"""Tables of the pipeline: jobs, refused lines, loaded rooms, and the live derived tables.
 
-Staging tables are not here: they are made and dropped by each job (``pipeline.importing.staging_tables``).
+Staging tables are not models: each job creates and drops its own (``pipeline.importing.staging_tables``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class JobState(models.TextChoices):
-    """Where a job is: ``queued -> running -> done | failed | cancelled``; a failed or abandoned one may run again."""
+    """States of a job: ``queued -> running -> done | failed | cancelled``. A failed or abandoned job may run again."""
 
     QUEUED = "queued", "queued"
     RUNNING = "running", "running"
@@ -40,9 +40,9 @@ class JobState(models.TextChoices):
 
 
 class Job(models.Model):
-    """One run of bulk work. A job in state ``running`` whose advisory lock nobody holds was killed.
+    """One run of bulk work. If its state is ``running`` and its advisory lock is free, its process was killed.
 
-    ``queued_at`` is null for a job that a command began by itself; a queued one is run by ``manage.py runjobs``.
+    ``queued_at`` is null for a job that a command started by itself. A queued job is run by ``manage.py runjobs``.
     """
 
     kind = models.TextField(help_text="the command")
@@ -87,14 +87,14 @@ class Job(models.Model):
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left of the stage by its rate; null where that cannot be told."""
+        """Time left of the stage at its present rate. None if it cannot be computed."""
         if self.state != JobState.RUNNING or not self.rate or self.total is None:
             return None
         return max(self.total - self.done, 0) / self.rate
 
 
 class QuarantinedLine(models.Model):
-    """A line that an import did not load: where it is, why, and its first bytes (a line may hold NUL, so bytes)."""
+    """A line that an import did not load: its place, the reason, and its first bytes (bytes, since a line may hold NUL)."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE)
     file = models.TextField()
@@ -113,7 +113,7 @@ class QuarantinedLine(models.Model):
 
 
 class ImportedRoom(models.Model):
-    """What an import has loaded of a room; written in the transaction that made the room visible."""
+    """The counts of a room that an import has loaded. Written in the transaction that made the room visible."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE)
     room_id = IdentifierField()
@@ -133,7 +133,7 @@ class ImportedRoom(models.Model):
 
 
 class BatchLedger(models.Model):
-    """How far a live derived table is: updated in the transaction that changes the table, so each batch counts once."""
+    """The position of a live derived table. Updated in the transaction that changes the table, so each batch counts once."""
 
     query = models.TextField(primary_key=True)
     batch_id = models.BigIntegerField(help_text="Spark's number, since the query was started")

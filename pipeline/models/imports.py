@@ -1,4 +1,4 @@
-"""What imports read: one row for each file or database, with what it must stay while a job goes on (imported by ``models``)."""
+"""The table of sources that imports read: one row for each file or database (imported by ``models``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ __all__ = ["ImportSource"]
 
 
 class ImportSource(models.Model):
-    """A file or database that an import reads, as it was when the job began: a resumed job refuses another one."""
+    """A file or database that an import reads, as it was when the job began.
+
+    A resumed job refuses a source that has changed.
+    """
 
     job = models.ForeignKey("pipeline.Job", on_delete=models.CASCADE)
     number = models.IntegerField(help_text="its place among the job's sources")

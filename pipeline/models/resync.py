@@ -1,4 +1,4 @@
-"""What executors mended and nobody was told of yet, and how far jobs over many rooms are (imported by ``models``)."""
+"""Tables of resyncs over many rooms: repaired rooms not announced yet, and finished rooms (imported by ``models``)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["ComparedRooms", "MendedRoom"]
 
 
 class MendedRoom(models.Model):
-    """A room whose current state was mended; the row is written in that transaction.
+    """A room whose current state was repaired. The row is written in the transaction of the repair.
 
-    Executors append no facts, so the driver tells whoever keeps something of the room, and deletes the row with that. What a
-    killed job left is told by the next one.
+    Executors append no facts. So the driver announces the repair to caches of the room, and deletes the row in that
+    transaction. The next job announces what a killed job left.
     """
 
     room_id = IdentifierField()
@@ -33,7 +33,10 @@ class MendedRoom(models.Model):
 
 
 class ComparedRooms(models.Model):
-    """Rooms that an unfinished job over many rooms has done; it goes on with the others when it was killed."""
+    """Rooms that an unfinished job over many rooms has completed.
+
+    If the job was killed, its next run continues with the others.
+    """
 
     job = models.ForeignKey("pipeline.Job", on_delete=models.CASCADE)
     through = IdentifierField(help_text="all rooms up to this one are done; empty: none")

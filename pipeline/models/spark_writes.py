@@ -1,4 +1,4 @@
-"""The table of what Spark has written to streams; imported by ``pipeline.models``."""
+"""The table of writes by Spark to streams (imported by ``models``)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ __all__ = ["SourceWrite"]
 
 
 class SourceWrite(models.Model):
-    """Facts that a Spark job has appended; written in their transaction, so a write with that name is done once.
+    """A write of facts by a Spark job.
 
-    Rows go after 90 days.
+    The row is part of the write's transaction, so a write with the same name is done only once.
+
+    Rows are deleted after 90 days.
     """
 
     write_id = models.TextField(primary_key=True, help_text="option writeId, else the name of the job's staging table")

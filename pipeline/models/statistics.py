@@ -1,9 +1,9 @@
 """Tables of the live statistics: rooms, the server by hour and day, rooms and users by day.
 
-Counts (events, messages, …) grow by what comes in on the streams ``events`` and ``backfill``, each fact once; a purge does not
-lower them. Figures (members, entries of the state, sizes) are taken from the tables and are what was there at that time. A
-day is a day of UTC, by the time at which events came in. ``pipeline.statistics.update`` writes, ``pipeline.statistics.history``
-bounds.
+Counts (events, messages, …) grow with each fact on the streams ``events`` and ``backfill``, and each fact counts once. A
+purge does not lower them. Figures (members, state entries, sizes) are read from the tables at some time and hold for that
+time. A day is a day in UTC, by the time at which events were received. ``pipeline.statistics.update`` writes the tables,
+and ``pipeline.statistics.history`` bounds them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["RoomDay", "RoomStatistics", "ServerStatistics", "UserDay"]
 
 
 class RoomStatistics(models.Model):
-    """A room: what came in, and who is there."""
+    """The counts of incoming events of a room, and of its members."""
 
     room_id = IdentifierField(primary_key=True)
     events = models.BigIntegerField(db_default=0, help_text="that came in on the stream events")
@@ -44,7 +44,7 @@ class RoomStatistics(models.Model):
 
 
 class ServerStatistics(models.Model):
-    """All rooms together in one hour or one day: what came in, and the figures at its end (null: none were taken)."""
+    """The counts of all rooms together in one hour or day, and the figures at its end (null: none were taken)."""
 
     pk = models.CompositePrimaryKey("step_seconds", "at")
     step_seconds = models.IntegerField(help_text="3600: an hour; 86400: a day")
@@ -77,7 +77,7 @@ class ServerStatistics(models.Model):
 
 
 class RoomDay(models.Model):
-    """What came in for a room on one day: all rooms of the newest days, the busiest of those before."""
+    """The counts of a room on one day. The newest days have all rooms, earlier days only the busiest."""
 
     pk = models.CompositePrimaryKey("day", "room_id")
     day = models.DateField()
@@ -93,7 +93,7 @@ class RoomDay(models.Model):
 
 
 class UserDay(models.Model):
-    """A user sent an accepted event on that day; what active users are counted by."""
+    """A user who sent an accepted event on that day. Active users are counted from these rows."""
 
     pk = models.CompositePrimaryKey("day", "user_id")
     day = models.DateField()

@@ -1,6 +1,7 @@
-"""Ending a job that waits for Spark: somebody looks meanwhile whether the work is to end, and then ends Spark's tasks (driver).
+"""Cancels Spark jobs of a job that is to stop (driver).
 
-The work itself sits in a call to Spark and cannot look. A task that is ended leaves nothing: its transaction is rolled back.
+The work itself blocks in a call to Spark and cannot check. So a second thread checks meanwhile, and cancels the Spark
+tasks. A cancelled task leaves nothing, because its transaction is rolled back.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.in
 
 @contextmanager
 def spark_steps(step: Callable[[], None], spark: SparkSession, group: str) -> Iterator[None]:
-    """Call ``step`` about once a second while the block's thread runs Spark jobs; what it raises ends them, and is raised here.
+    """Calls ``step`` about once a second while the block's thread runs Spark jobs.
 
-    The block's Spark jobs bear the name ``group``; only they are ended.
+    If ``step`` raises a ``PipelineError``, the Spark jobs are cancelled and the block ends with that error. The block's
+    Spark jobs have the job group ``group``, and only this group is cancelled.
     """
     context = spark.sparkContext
     context.setJobGroup(group, group, interruptOnCancel=True)
@@ -60,7 +62,7 @@ class _Watcher(threading.Thread):
         self.reason: PipelineError | None = None
 
     def stop(self) -> None:
-        """The block is over."""
+        """Ends the thread and waits for it."""
         self._over.set()
         self.join()
 
@@ -70,9 +72,10 @@ class _Watcher(threading.Thread):
                 self._step()
             except PipelineError as error:
                 self.reason = error
-            except DjangoError as error:  # the work itself will notice
+            except DjangoError as error:  # the work itself will fail too, if the database stays away
                 log.warning("job.not_looked", error=str(error))
         connections.close_all()  # this thread's own
         while self.reason is not None and not self._over.is_set():
-            self._context.cancelJobGroup(self._group)  # again and again: the next job may be on its way
+            # Repeated until the block ends: cancelling affects running jobs only, and the work may start the next one.
+            self._context.cancelJobGroup(self._group)
             self._over.wait(_CANCEL_SECONDS)

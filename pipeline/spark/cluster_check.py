@@ -1,7 +1,7 @@
-"""Whether the executors of a cluster can do our work, before a job begins it (driver, no Django; asks in the executors).
+"""Checks before a job that the executors of a cluster can do our work (driver, no Django; runs tasks in the executors).
 
-A cluster may lack a package, the way to the database, or free cores. Spark tells the first as a stack trace of the tenth step,
-the last never.
+A cluster may lack a package, access to the database, or free cores. Without this check, Spark reports the first as a stack
+trace in the middle of the job, and the last never.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_executors", "look_around"]
 
-#: What tasks import; each names the packages that it needs itself.
+#: Modules that tasks import. Each imports the packages that it needs.
 TASK_MODULES = (
     "pipeline.source.data_source",
     "pipeline.importing.parse_lines",
@@ -39,7 +39,7 @@ _GROUP = "replsite check"
 
 
 def look_around(dsn: str) -> dict[str, str]:
-    """In an executor: what is missing here, by what it is; empty when nothing is."""
+    """Returns what is missing in this executor: {name: error}. Empty if nothing is."""
     missing = {}
     for name in TASK_MODULES:
         try:
@@ -57,9 +57,9 @@ def look_around(dsn: str) -> dict[str, str]:
 
 
 def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -> None:
-    """Ask as many tasks as the cluster has cores; raises ``ClusterUnfit`` with the hosts and what they lack.
+    """Runs a check in as many tasks as the cluster has cores. Raises ``ClusterUnfit`` with the hosts and what they lack.
 
-    Also when no executor took the tasks within ``seconds``: then no worker has cores and memory left for this job.
+    Also raises it if no executor took the tasks within ``seconds``. Then no worker has cores and memory left for this job.
     """
     answers = _ask(spark, dsn, seconds)
     unfit = {host: missing for host, missing in answers if missing}
@@ -72,7 +72,7 @@ def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -
 
 
 def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[str, str]]]:
-    """The answers of the executors; the job has a thread of its own, so that it can be given up."""
+    """Returns (host, what is missing) of each task. The Spark job runs in a thread of its own, so that it can be abandoned."""
     context = spark.sparkContext
     question = _Question(spark, dsn)
     question.start()
@@ -90,7 +90,7 @@ def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[
 
 
 class _Question(threading.Thread):
-    """A Spark job of as many tasks as there are cores, each of which looks around."""
+    """A Spark job with one task for each core. Each task calls ``look_around``."""
 
     def __init__(self, spark: SparkSession, dsn: str) -> None:
         super().__init__(name="executor check", daemon=True)
@@ -126,7 +126,7 @@ def _answers(dsn: str) -> Any:
 
 
 def _gist(trace: str) -> str:
-    """The lines of a remote traceback that tell something, last first."""
+    """Returns the last meaningful line of a remote traceback."""
     lines = [line.strip() for line in trace.splitlines()]
     telling = [line for line in lines if line and not line.startswith(("at ", "File ", "^", "~", "Traceback"))]
     named = [line for line in telling if "Error" in line or "MISMATCH" in line]

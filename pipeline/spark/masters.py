@@ -1,7 +1,7 @@
-"""Spark masters: which ones may be named, whether one answers, by which address executors reach us (driver, no Django).
+"""Handles Spark masters: their syntax, whether one answers, and the address at which executors reach us (driver, no Django).
 
-``local``, ``local[2]``, ``local[*]``, ``spark://HOST:PORT[,HOST:PORT…]``, ``yarn``, ``k8s://…``. Spark Connect (``sc://``)
-is none: a job ships its code and cancels its tasks through the driver's own context.
+Accepted are ``local``, ``local[2]``, ``local[*]``, ``spark://HOST:PORT[,HOST:PORT…]``, ``yarn`` and ``k8s://…``. Spark
+Connect (``sc://``) is not: a job ships its code and cancels its tasks through the driver's own context.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMS = re.compile(
 
 
 def check_master(master: str) -> str:
-    """The master as it is; raises ``UnusableArguments`` for what Spark would only answer with a stack trace."""
+    """Returns the master unchanged. Raises ``UnusableArguments`` for one that Spark would answer with a stack trace."""
     if not _FORMS.fullmatch(master) or any(not 0 < port < 2**16 for _, port in addresses_of(master)):
         raise UnusableArguments(
             f"{master!r} is no Spark master. Write local[CORES], local[*], spark://HOST:PORT, yarn or k8s://URL."
@@ -42,7 +42,7 @@ def check_master(master: str) -> str:
 
 
 def given_master(text: str) -> str:
-    """The same as the type of a command's ``--master``: what is none is told before anything begins, with status 2."""
+    """Checks the master as the argparse type of ``--master``. An error ends the command with status 2 before any work."""
     try:
         return check_master(text)
     except UnusableArguments as error:
@@ -50,14 +50,14 @@ def given_master(text: str) -> str:
 
 
 def is_local(master: str) -> bool:
-    """Whether the executors are threads of the driver's own JVM."""
+    """Returns true if the executors are threads of the driver's own JVM."""
     return master.startswith("local")
 
 
 def retrying(master: str) -> str:
-    """The master, told to try a task again whose Python worker was killed: clusters do that, local ones only when asked.
+    """Returns the master with retries, so that a task whose Python worker was killed runs again.
 
-    A number of tries that was given stays.
+    Clusters do that anyway, local masters only on request. A number of tries that is given stays.
     """
     if master == "local":
         return f"local[1,{_TASK_TRIES}]"
@@ -65,7 +65,7 @@ def retrying(master: str) -> str:
 
 
 def addresses_of(master: str) -> list[tuple[str, int]]:
-    """Host and port of every master of a standalone cluster; none for other kinds."""
+    """Returns (host, port) of every master of a standalone cluster. Other kinds have none."""
     if not master.startswith("spark://"):
         return []
     pairs = (address.rsplit(":", 1) for address in master.removeprefix("spark://").split(","))
@@ -73,7 +73,7 @@ def addresses_of(master: str) -> list[tuple[str, int]]:
 
 
 def check_master_answers(master: str, seconds: float = _ANSWER_SECONDS) -> None:
-    """Raises ``MasterAway`` when no master of a standalone cluster takes a connection; Spark itself would try for a minute."""
+    """Raises ``MasterAway`` if no master of a standalone cluster accepts a connection. Spark itself would try for a minute."""
     failures = []
     for host, port in addresses_of(master):
         try:
@@ -90,14 +90,14 @@ def check_master_answers(master: str, seconds: float = _ANSWER_SECONDS) -> None:
 
 
 def driver_address(master: str) -> str | None:
-    """The address of this machine that faces the cluster, for the executors to call back; None: Spark is to find it.
+    """Returns this machine's address that faces the cluster, for connections from executors. None: Spark chooses it.
 
-    Nothing is sent. A master on this machine gets loopback, so nothing listens outside.
+    Sends nothing. For a master on this machine it is loopback, so nothing listens outside.
     """
     if is_local(master):
         return _LOOPBACK
     for host, port in addresses_of(master):
-        with suppress(OSError):  # a name that is not known now: the next master, else Spark's own choice
+        with suppress(OSError):  # the name cannot be resolved: try the next master, or leave the choice to Spark
             family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(where)

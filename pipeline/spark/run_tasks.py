@@ -1,4 +1,4 @@
-"""Numbered tasks on Spark: one function of a number, run once for each, the answers in order."""
+"""Runs one function in many Spark tasks, once for each task number, and returns the results in the order of the numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _ERROR_NAMED = re.compile(r"[\w.]+(Error|Exception|Refused|Missing)\b|psycopg2\.
 
 
 def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> list[str]:
-    """``work(0)`` to ``work(tasks - 1)``, each in a Spark task of its own; the answers in that order."""
+    """Runs ``work(0)`` to ``work(tasks - 1)``, each in a Spark task of its own. Returns the results in that order.
+
+    Raises ``SparkFailed``.
+    """
     if not tasks:
         return []
 
@@ -31,21 +34,22 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
-    try:  # of RDDs, since a data frame's first query would cost the JVM seconds
+    try:  # RDDs, since the first query of a data frame costs the JVM seconds
         return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(each).collect()
-    except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
+    # The text of these errors comes from the JVM, which may be gone when it is printed. So it is read now.
+    except (PySparkException, Py4JError) as error:
         raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
 
 
 def finished_tasks(spark: SparkSession) -> int:
-    """How many tasks of what Spark works on now are done; may be asked from another thread."""
+    """Returns how many tasks of the active stages are done. May be called from another thread."""
     tracker = spark.sparkContext.statusTracker()
     stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
 def last_words(text: str) -> str:
-    """Of a remote traceback the line that says what happened, and where in our rooms."""
+    """Returns the line of a remote traceback that names the error, and the place in the code."""
     lines = [line.strip() for line in text.splitlines()]
     python = [
         line

@@ -1,8 +1,8 @@
-"""The Spark session: one place that knows how it is configured, and ships our code to its executors.
+"""Creates Spark sessions: the one place with their configuration. Ships our code to the executors.
 
-Assumes that no JVM runs in this process yet: memory and environment are fixed when it starts. The JVM and, through it, the
-Python workers get an environment without Django's and our own variables, so a worker cannot load Django by accident and
-never sees the site's secrets. No Django here either: notebooks use this module as well.
+Assumes that this process runs no JVM yet, because a JVM's memory and environment are fixed at its start. The JVM, and
+through it the Python workers, get an environment without Django's and our own variables. So a worker cannot load Django
+by accident and never sees the site's secrets. This module does not use Django either, since notebooks use it as well.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
 __all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "find_java", "spark_session"]
 
-#: Rooms whose modules executors may import; ``replsite`` is never among them.
+#: Packages whose modules executors may import. ``replsite`` is never one of them.
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
-#: For a driver that only hands out tasks: compiling well would take half of its CPU and never pay.
+#: For a driver that only hands out tasks. Full JIT compilation would take half of its CPU and never pay off.
 LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-#: For a driver on this machine: files that it writes are for its own account. On a cluster executors may have another one.
+#: For a driver on this machine: only its own account may read its files. On a cluster, executors may have another account.
 PRIVATE_FILES = {"spark.hadoop.fs.permissions.umask-mode": "077"}
-#: Workers work in batches: what one has freed stays for the next. The C library would give it back to the system after each,
-#: and getting memory anew, page by page, was a fifth of a worker's time.
+#: Workers allocate and free memory for each batch. By default the C library returns freed memory to the system. Getting it
+#: back page by page took a fifth of a worker's time, so it keeps more.
 _MEMORY_OF_WORKERS = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
 }
-#: What forks the workers of this machine, and the folder that is put on its path: there is nothing else in it.
+#: The module that forks the workers on this machine. Its folder, which holds nothing else, is put on its path.
 _DAEMON = {"spark.python.daemon.module": "warm_spark_daemon"}
 _DAEMONS_FOLDER = Path(__file__).resolve().parent / "workers"
 _ROOMS_FOLDER = Path(__file__).resolve().parents[2]
 _NOT_SHIPPED = {"management", "__pycache__", "templates"}
 _JVM_END_SECONDS = 10.0
-#: Variables that are Django's, or ours.
+#: Prefixes of Django's and our own variables, which the JVM does not get.
 _HIDDEN_PREFIXES = ("DJANGO_", "DATABASE_URL", "REPLSITE_")
 _LOGGING = """
 rootLogger.level = error
@@ -70,11 +70,11 @@ def spark_session(
     project: Path | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> Iterator[SparkSession]:
-    """A session for the length of the block; ``folder`` takes its scratch files and the archive of our code.
+    """Yields a session for the block. ``folder`` takes its scratch files and the archive of our code.
 
-    A session that this process has already is used as it is, and stays. ``project`` may hold ``.java``. ``conf`` adds to our
-    configuration and wins over it. Raises ``JavaMissing``, ``UnusableArguments`` for what is no master, and ``MasterAway``.
-    Starting takes some seconds.
+    A session that this process already has is used as it is, and stays open. ``project`` is a folder that may hold
+    ``.java``. ``conf`` adds to our configuration and wins over it. Raises ``JavaMissing``, ``UnusableArguments`` for an
+    invalid master, and ``MasterAway``. Starting takes some seconds.
     """
     check_master(master)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
@@ -93,7 +93,7 @@ def spark_session(
     try:
         with _environment_of_jvm(find_java(project), configuration), _own_interrupt_handler():
             session = builder.getOrCreate()
-        logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection
+        logging.getLogger("py4j").setLevel(logging.WARNING)  # below this it logs every connection
         session.sparkContext.addPyFile(str(archive))
         yield session
     finally:
@@ -104,36 +104,37 @@ def spark_session(
 
 
 def _stop(session: SparkSession) -> None:
-    """What ended the work is told, not that a JVM which is gone, or was left in the middle of an answer, cannot be stopped.
+    """Stops the session and its JVM.
 
-    Without its JVM's end the next session of this process would take the dead one for its own.
+    Errors of the stop are ignored, so the error that ended the work is not replaced by them.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
 
     try:
+        # This fails if the JVM is gone, or if an interrupt left it in the middle of an answer.
         session.stop()
     except (Py4JError, OSError):
         _forget(session)
     finally:
+        # Without this, the next session of this process would use the dead JVM.
         _end_jvm()
 
 
 def _forget(session: SparkSession) -> None:
-    """What the stop of a session ends with, where it did not come so far."""
+    """Does the last steps of a session's stop, if the stop failed before them."""
     from pyspark.sql import SparkSession, SQLContext  # noqa: PLC0415
 
-    session.sparkContext.stop()  # the first one has given up the JVM, so this one does the rest
+    session.sparkContext.stop()  # the failed stop already dropped the JVM, so this one does the rest without it
     SparkSession._instantiatedSession = SparkSession._activeSession = None
     SQLContext._instantiatedContext = None
 
 
 @contextmanager
 def _own_interrupt_handler() -> Iterator[None]:
-    """Spark puts a SIGINT handler in the way that talks to the JVM in the middle of another call; ours comes back.
-
-    An interrupt waits until the JVM has started: a start that is broken off would leave a JVM that nobody knows, for ever.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Keeps our SIGINT handler while Spark starts, and delays interrupts until then."""
+    # Spark installs a SIGINT handler that talks to the JVM, even in the middle of another call. So ours is restored.
+    # An interrupt during the start is delayed: it would leave a JVM that no object refers to and that never ends.
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     waiting: list[int] = []
@@ -147,14 +148,14 @@ def _own_interrupt_handler() -> Iterator[None]:
 
 
 def _end_jvm() -> None:
-    """``stop`` leaves the JVM alone with its memory; without its standard input it ends."""
+    """Ends the JVM by closing its standard input. Spark's ``stop`` would leave it running with its memory."""
     from pyspark import SparkContext  # noqa: PLC0415
 
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     process = getattr(gateway, "proc", None)
     if gateway is None or process is None:
         return
-    with suppress(Exception):  # it tells the JVM, which may be gone
+    with suppress(Exception):  # it sends a message to the JVM, which may be gone
         gateway.shutdown()
     process.stdin.close()
     try:
@@ -190,7 +191,7 @@ def _configuration(folder: Path, master: str) -> dict[str, str]:
 
 
 def _java_options(folder: Path) -> str:
-    """Errors only on stderr, which belongs to our progress; temporary files in our folder."""
+    """Returns the JVM options: only errors on stderr, where our progress is shown, and temporary files in our folder."""
     levels = folder / "log4j2.properties"
     levels.write_text(_LOGGING)
     return f"-Djava.io.tmpdir={folder / 'tmp'} -XX:-UsePerfData -Dlog4j2.configurationFile={levels.as_uri()}"
@@ -198,9 +199,10 @@ def _java_options(folder: Path) -> str:
 
 @contextmanager
 def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str]) -> Iterator[None]:
-    """While the JVM starts: its Python is this one, and what is not its business is out of sight.
+    """Sets the environment for the start of the JVM: this Python, and no variables of Django or of the site.
 
-    Workers of a cluster run the Python of ``spark.pyspark.python``; without it this one's path must be the same there.
+    Workers of a cluster run the Python of ``spark.pyspark.python``. If that is not set, they run the path of the driver's
+    Python, which must exist on their hosts.
     """
     before = dict(os.environ)
     for name in list(os.environ):
@@ -223,7 +225,10 @@ def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str])
 
 
 def find_java(project: Path | None = None) -> str | None:
-    """``JAVA_HOME`` to use: the one that is set, none when ``java`` is on the path, else the project's own ``.java``."""
+    """Returns the ``JAVA_HOME`` to use: the one that is set, None if ``java`` is on the path, or the project's own ``.java``.
+
+    Raises ``JavaMissing`` if there is none.
+    """
     if home := os.environ.get("JAVA_HOME"):
         return home
     if shutil.which("java"):
@@ -238,7 +243,7 @@ def find_java(project: Path | None = None) -> str | None:
 
 
 def code_archive(folder: Path) -> Path:
-    """A zip of the rooms' modules, named by its content, for executors that do not have them installed."""
+    """Returns a zip of our packages' modules, for executors without them. Its name is a digest of its contents."""
     files = [
         (path, path.relative_to(_ROOMS_FOLDER)) for room in SHIPPED_ROOMS for path in _modules(_ROOMS_FOLDER / room)
     ]
@@ -251,7 +256,7 @@ def code_archive(folder: Path) -> Path:
         with zipfile.ZipFile(fresh, "w") as bundle:
             for path, name in files:
                 bundle.write(path, str(name))
-        fresh.rename(archive)
+        fresh.rename(archive)  # in one step, so another process never sees half an archive
     return archive
 
 

@@ -1,6 +1,6 @@
-"""The Spark session of the site's commands and jobs: with the site's settings, and fit for the work (driver, with Django).
+"""Opens Spark sessions for the site's commands and jobs, with the site's settings and checked executors (driver, with Django).
 
-Notebooks and other services take ``pipeline.spark.session.spark_session``, which needs no settings.
+Notebooks and other services use ``pipeline.spark.session.spark_session``, which needs no settings.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ __all__ = ["site_master", "site_session"]
 
 
 def site_master(master: str | None = None) -> str:
-    """The master that was given, else the site's; raises ``UnusableArguments`` for what is none."""
+    """Returns the given master, or the site's. Raises ``UnusableArguments`` for an invalid one."""
     return check_master(master or pipeline_settings().master)
 
 
 @contextmanager
 def site_session(name: str, master: str | None = None, *, light: bool = False) -> Iterator[SparkSession]:
-    """A session for the length of the block; on a cluster its executors were asked whether they can do our work.
+    """Yields a session for the block. On a cluster, its executors are checked first.
 
-    ``light``: the JVM here only hands out tasks, whose work is done in Python (``pipeline.spark.session.LIGHT_DRIVER``).
+    ``light`` is for a JVM that only hands out tasks whose work is done in Python (``pipeline.spark.session.LIGHT_DRIVER``).
 
     Raises ``UnusableArguments``, ``JavaMissing``, ``MasterAway`` and ``ClusterUnfit``.
     """

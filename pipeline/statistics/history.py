@@ -1,10 +1,10 @@
-"""The history of statistics: figures of the whole server, taken now and then into the present hour and day, and its bounds.
+"""Maintains the history of statistics: the figures of the whole server by hour and day, and their limits.
 
-``take_figures`` costs a pass over the rooms' statistics and none over events or state: sizes are what PostgreSQL says of its
-tables. ``go_through`` counts some rooms again that were not counted for longest and forgets those that are gone, so that
-whatever changed the tables without a fact is in the statistics after a while. ``bound_history`` removes what is too old.
+``take_figures`` reads the statistics of all rooms, but no events or state. Sizes are those that PostgreSQL reports for its
+tables. ``go_through`` counts some rooms again, those counted longest ago, and removes rooms that are gone. So changes of the
+tables without a fact reach the statistics after a while. ``bound_history`` deletes old rows.
 
-Each is called with a transaction open, a short one of its own.
+Call each with a short transaction of its own open.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = [
 HOURS_KEPT = 8 * 24
 DAYS_KEPT = 3 * 366
 ROOMS_OF_A_DAY = 20
-"""Of days before yesterday so many rooms are kept, the busiest."""
+"""Rooms that are kept of each day before yesterday, the busiest ones."""
 USER_DAYS_KEPT = 30
-"""Days for which the users of this server are remembered; others for three."""
+"""Days for which active users of this server are stored. Others are stored for three days."""
 _OTHER_USER_DAYS_KEPT = 3
 
 _FIGURES = f"""
@@ -88,12 +88,15 @@ _BOUNDS = (
 
 
 def take_figures(cursor: Any) -> None:
-    """Write the server's figures into the present hour and day, over those that were taken before."""
+    """Writes the server's figures into the row of the present hour and of the present day, over earlier ones."""
     cursor.execute(_FIGURES)
 
 
 def go_through(cursor: Any, server_name: str, limit: int = 500) -> int:
-    """Count members and state of some rooms again, those of longest ago first; returns how many rooms were gone."""
+    """Counts members and state of ``limit`` rooms again, those counted longest ago.
+
+    Returns the number of rooms that were gone.
+    """
     cursor.execute(_LONGEST_AGO, {"limit": limit})
     rooms = [room_id for (room_id,) in cursor.fetchall()]
     cursor.execute(_GONE, {"rooms": rooms})
@@ -104,6 +107,6 @@ def go_through(cursor: Any, server_name: str, limit: int = 500) -> int:
 
 
 def bound_history(cursor: Any) -> None:
-    """Remove what is too old, and what is too much of what stays."""
+    """Deletes rows that are too old, and all but the busiest rooms of earlier days."""
     for statement in _BOUNDS:
         cursor.execute(statement)

@@ -1,10 +1,11 @@
-"""Statistics of rooms and server, kept current by micro-batches: what a batch adds, and what it makes worth counting again.
+"""Updates the statistics of rooms and server with a micro-batch: adds its counts, and recounts what it changed.
 
-Counts come from the batch's facts and are added; who uses them makes sure that a batch counts once (``pipeline.live.ledger``).
-Members and entries of the state are not added up but counted again from the current state, for rooms in which it changed: the
-database holds all facts of a batch that is taken, so the numbers are those of now, and a later change brings its own batch.
+Counts are sums over the batch's facts. The caller ensures that a batch is added only once (``pipeline.live.ledger``).
+Members and state entries are not added up. They are counted again from the current state, for rooms in which it changed.
+The database holds all facts of the batch, so these numbers are the present ones. A later change comes with its own batch.
 
-Called with the transaction open; one process at a time (the ledger's row is held). Bounded by what a batch holds.
+Call it with the transaction open. Only one process does so at a time, because it holds the ledger's row. The work is
+bounded by the size of the batch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ __all__ = ["COUNTED", "DAY_SECONDS", "HOUR_SECONDS", "Figures", "add_figures", "
 
 HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
 COUNTED = ("events", "messages", "state_events", "rejected", "history")
-"""What is counted of facts."""
-#: Events of a day so long past count, but their senders and rooms no more: who was active then is forgotten.
+"""Names of the counts of facts."""
+#: Events of older days still count, but not their senders and rooms as active: the rows of that day may be deleted already.
 _LATEST_DAYS = 2
 
 _GIVEN = """
@@ -34,7 +35,7 @@ def _added(table: str) -> str:
     return ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in COUNTED)
 
 
-#: Rooms in order, so that two who write them do not wait for each other.
+#: Rows are locked in the order of the room ID, so that two transactions cannot deadlock.
 _ROOMS = f"""
 INSERT INTO pipeline_roomstatistics AS room (room_id, {_NAMES}, last_position, last_event_at)
 SELECT room_id, {_SUMS}, max(last_position), to_timestamp(nullif(max(last_ms), 0) / 1000.0)
@@ -50,12 +51,12 @@ FROM ({_GIVEN}) AS given CROSS JOIN unnest(ARRAY[{HOUR_SECONDS}, {DAY_SECONDS}])
 ON CONFLICT (step_seconds, at) DO UPDATE SET {_added("server")}
 """
 _DAY = "(to_timestamp({ms} / 1000) AT TIME ZONE 'UTC')::date"
-#: The newest day that has statistics, but for those that a wrong clock made.
+#: The newest day that has statistics. Days in the future come from a wrong clock and do not count.
 _NEWEST_DAY = f"""
 SELECT max((at AT TIME ZONE 'UTC')::date) FROM pipeline_serverstatistics
 WHERE step_seconds = {DAY_SECONDS} AND at <= clock_timestamp()
 """
-#: Both halves see the table as it was before: a row is either inserted whole or added to.
+#: Both parts see the table as it was before the statement. So each row is either inserted or added to, never both.
 _ROOM_DAYS = f"""
 WITH given AS MATERIALIZED (
   SELECT {_DAY.format(ms="hour_ms")} AS day, room_id, sum(events)::bigint AS events, sum(history)::bigint AS history
@@ -90,7 +91,7 @@ UPDATE pipeline_serverstatistics SET active_rooms = active_rooms + %(rooms)s, ac
     active_local_users = active_local_users + %(local)s
 WHERE step_seconds = {DAY_SECONDS} AND at = %(day)s::date::timestamp AT TIME ZONE 'UTC'
 """
-#: Members and state of the rooms ``%(rooms)s``; with ``%(changed)s`` of those only, and of rooms that were never counted.
+#: Recounts members and state of the rooms ``%(rooms)s``. With ``%(changed)s``, only of those and of rooms never counted.
 _FIGURES = """
 WITH asked AS MATERIALIZED (
   SELECT room_id FROM pipeline_roomstatistics
@@ -117,7 +118,7 @@ _FORGET = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a batch adds, as columns: a row for each (hour, room), and one for each (day, sender of an accepted event)."""
+    """The sums of a batch, as columns: one row for each (hour, room), and one for each (day, sender of an accepted event)."""
 
     hour_ms: Sequence[int] = ()
     room_id: Sequence[str] = ()
@@ -127,20 +128,20 @@ class Figures:
     rejected: Sequence[int] = ()
     history: Sequence[int] = ()
     changes: Sequence[int] = ()
-    """Changes of the room's current state; backfilled events count as such."""
+    """Changes of the room's current state. Backfilled events count as such."""
     last_position: Sequence[int] = ()
-    """In the stream ``events``; 0 where only history came."""
+    """Highest position in the stream ``events``. 0 if only backfilled events came."""
     last_ms: Sequence[int] = ()
     day_ms: Sequence[int] = ()
     user_id: Sequence[str] = ()
 
     def columns(self) -> dict[str, list[Any]]:
-        """By name, as the SQL takes them."""
+        """Returns the columns by name, as lists for the SQL."""
         return {field.name: list(getattr(self, field.name)) for field in fields(self)}
 
 
 def add_figures(cursor: Any, figures: Figures, server_name: str) -> None:
-    """Add what a batch holds."""
+    """Adds the sums of a batch, and recounts the rooms whose state changed."""
     given = {**figures.columns(), "server": server_name}
     if figures.room_id:
         cursor.execute(_ROOMS, given)
@@ -157,12 +158,15 @@ def add_figures(cursor: Any, figures: Figures, server_name: str) -> None:
 
 
 def count_again(cursor: Any, rooms: Iterable[str], server_name: str, changed: Iterable[str] | None = None) -> None:
-    """Count members and state of rooms that have statistics; with ``changed`` only of these and of those never counted."""
+    """Counts members and state of rooms that have statistics.
+
+    With ``changed``, only of these rooms and of those never counted.
+    """
     given = {"rooms": list(rooms), "changed": None if changed is None else list(changed), "server": server_name}
     cursor.execute(_FIGURES, given)
 
 
 def forget_rooms(cursor: Any, rooms: Iterable[str]) -> None:
-    """Throw away what is known of rooms that are gone; the server's own numbers stay."""
+    """Deletes the statistics of rooms that are gone. The server's own numbers stay."""
     for statement in _FORGET:
         cursor.execute(statement, {"rooms": list(rooms)})

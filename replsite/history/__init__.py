@@ -1,1 +1,1 @@
-"""The site's recorded past: sampled, stored, drawn."""
+"""The site's recorded past: sampling, storage, charts."""

@@ -1,4 +1,4 @@
-"""The page of history: how a stream and its readers did in the last hour, day or month, and whose status changed. Staff only."""
+"""Serves the history page: charts of a stream and its readers over an hour, day or month, and changes of status. Staff only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHANGES_SHOWN = 100
 #: A line breaks where so many steps are missing.
 _GAP_STEPS = 2.5
 _SPAN = "hour"
-#: So many samples are drawn at most: of a thousand subjects none has more than a day of them.
+#: Most samples that are read for one page.
 _MOST_SAMPLES = 100_000
 
 
@@ -60,7 +60,7 @@ def _history_page(request: HttpRequest) -> HttpResponse:
 
 
 def _asked(request: HttpRequest, stream: str) -> _Asked:
-    """What the address asks for; ``stream`` when it says nothing."""
+    """Parses the query string. ``stream`` is the default stream. Raises ``Http404`` for names that cannot exist."""
     span_name, who = request.GET.get("span", _SPAN), request.GET.get("who", "")
     if span_name not in SPANS:
         raise Http404(f"There is no span of that name; there are {', '.join(SPANS)}.")
@@ -72,7 +72,7 @@ def _asked(request: HttpRequest, stream: str) -> _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the page is about: a stream (empty: storage), or one reader or writer on all streams."""
+    """The subject of the page: a stream, or one reader or writer on all streams. If both names are empty, it is storage."""
 
     stream: str
     who: str
@@ -113,14 +113,14 @@ def _change(change: StatusChange) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """Whom a plot is about, and what happened to it."""
+    """The subject of a plot, with marks for its changes of status."""
 
     name: str
     marks: Sequence[Mark] = ()
 
 
 class _Drawing:
-    """Makes the plots of one page; changes of status are marked in the plots of whom they are about."""
+    """The plots of one page. A change of status is marked in the plots of its writer or reader."""
 
     def __init__(self, asked: _Asked, changes: Sequence[StatusChange], now: datetime) -> None:
         self.asked = asked
@@ -129,7 +129,11 @@ class _Drawing:
         self.gap = timedelta(seconds=asked.span.step_seconds * _GAP_STEPS)
 
     def sections(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
-        """Of a stream: itself, then its readers, those that did worst first; of a reader: its streams; of storage: its tables."""
+        """Returns the sections of the page.
+
+        Of a stream: its own plots, then its readers, worst first. Of a reader: its streams. Of storage: its tables,
+        largest first.
+        """
         found: dict[tuple[str, str], list[Sample]] = {}
         for sample in samples:
             found.setdefault((sample.stream, sample.reader), []).append(sample)
@@ -197,7 +201,7 @@ class _Drawing:
 
 
 def _round_below(values: Sequence[float]) -> float:
-    """A round number that is not above any of them, near the lowest one."""
+    """Returns a round number near the lowest value and not above it."""
     if not values:
         return 0.0
     step = nice_ceiling(max(values) - min(values)) / 2
@@ -217,7 +221,7 @@ def _size(value: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Short, for an axis."""
+    """Formats seconds briefly, for an axis."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"

@@ -1,8 +1,8 @@
-"""Writes the history: one process of the site, at fixed moments, from the snapshot that everything else shows.
+"""Writes the history, in one process of the site, at fixed times, from the shared snapshot.
 
-Each serving process runs one; a session lock lets one of them write, and another take over when that one is gone. While the
-database is away nothing is written, so a plot has a gap there. What is written is bounded (``replsite.history.samples``), and
-what is too old is removed with each step.
+Each serving process runs a sampler. A session lock lets one of them write. If that process ends, another one takes over.
+While the database is away nothing is written, so the charts have a gap. The rows of a step are limited
+(``replsite.history.samples``), and each step deletes rows that are too old.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ INSERT INTO streams_statuschange (at, stream, writer, reader, was, word, severit
 SELECT %(at)s, * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(readers)s::text[], %(was)s::text[],
                              %(words)s::text[], %(severities)s::int[], %(sentences)s::text[])
 """
-#: Stream, writer: what was done to it just now.
+#: The latest resolution of a writer on a stream.
 _RESOLVED = """
 SELECT action, evidence, resolved_by FROM streams_writerresolution
 WHERE stream = %(stream)s AND instance_name = %(writer)s AND resolved_at > clock_timestamp() - make_interval(secs => %(seconds)s)
 ORDER BY id DESC LIMIT 1
 """
-#: A step may be late, as while the database was away.
+#: Resolutions of the last ten minutes count, because a step may be late, for example while the database was away.
 _RESOLVED_SECONDS = 600
 _FORGET_CHANGES = """
 DELETE FROM streams_statuschange
@@ -92,7 +92,10 @@ def write_step(
     before: dict[Subject, tuple[str, int]],
     tenures: dict[Subject, Tenure] | None = None,
 ) -> list[Change]:
-    """Write one moment, in the caller's transaction; ``before`` and ``tenures`` are brought up to date, what changed returned."""
+    """Writes the samples and status changes of one moment, in the caller's transaction. Returns the changes.
+
+    ``before`` and ``tenures`` hold the state after the previous step. They are updated in place.
+    """
     at, steps = snapshot.as_of, list(SPANS.values())
     rows = samples_of(snapshot)
     cursor.execute(
@@ -121,7 +124,10 @@ def write_step(
 
 
 def _how_it_ended(cursor: Any, change: Change) -> Change:
-    """Of a writer that ended: whether others took it out, on what evidence, or it left in order."""
+    """Explains why a writer retired: another process resolved it, with its evidence, or it left in order.
+
+    Other changes stay.
+    """
     stream, writer, _ = change.subject
     if change.now.word != WriterWord.RETIRED:
         return change
@@ -150,13 +156,13 @@ def _tell(cursor: Any, at: datetime, changes: list[Change]) -> None:
 
 
 def last_words(cursor: Any) -> dict[Subject, tuple[str, int]]:
-    """(word, severity) of everything whose status was ever told, so that a new process tells nothing twice."""
+    """Returns the last stored (word, severity) of every subject. With it a new process does not report a status twice."""
     cursor.execute(_LAST_WORDS)
     return {(stream, writer, reader): (word, severity) for stream, writer, reader, word, severity in cursor.fetchall()}
 
 
 class Sampler:
-    """A thread that writes a step every ``step_seconds`` while this process may."""
+    """A thread that writes a step every ``step_seconds`` while this process holds the lock."""
 
     def __init__(self, get: Callable[[], Snapshot] = SHARED.get, step_seconds: float = STEP_SECONDS) -> None:
         self._get = get
@@ -171,11 +177,11 @@ class Sampler:
         self._thread = threading.Thread(target=self._run, name="replsite-sampler", daemon=True)
 
     def start(self) -> None:
-        """Begin; the first step is written at once."""
+        """Starts the thread. It writes the first step at once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait for the step at hand."""
+        """Stops the thread, and waits for the step in progress."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -205,14 +211,14 @@ class Sampler:
         except (DjangoDatabaseError, driver.DatabaseError) as error:
             self._paused.begins(error)
             self._close()
-        except Exception as error:  # a defect of ours in one step must not end the history of this process
+        except Exception as error:  # a bug in one step must not end the history of this process
             if not self._paused.is_on:
                 log.exception("history.step_failed")
             self._paused.begins(error)
             self._close()
 
     def _may_write(self) -> bool:
-        """Whether this process holds the lock; its connection is kept as long as it is open."""
+        """Returns true if this process holds the lock. The lock lasts as long as its connection."""
         if self._connection is None:
             self._connection = driver.direct_connection(self._using, application_name="replsite history")
             with self._connection.cursor() as cursor:
@@ -220,6 +226,7 @@ class Sampler:
                 if not cursor.fetchone()[0]:
                     self._close()
                     return False
+                # The previous holder may have written steps since. Continue from its last stored status words.
                 self._before = last_words(cursor)
         return True
 

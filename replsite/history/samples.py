@@ -1,7 +1,7 @@
-"""A snapshot as rows of history (pure): where streams and readers are, and whose status became better or worse.
+"""Converts a snapshot into rows of history (pure): positions of streams and readers, and changes of status.
 
-Bounded: at most ``MOST_SUBJECTS`` streams and readers on streams are sampled, the worst ones first, and readers whose name is not
-plain are shown as ``other``, as in the metrics.
+At most ``MOST_SUBJECTS`` streams and readers on streams are sampled, the worst first. Readers without a plain name share the
+label ``other``, as in the metrics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_SUBJECTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How long history of one step is kept."""
+    """A step of the history, and how long its samples are kept."""
 
     title: str
     step_seconds: int
@@ -48,14 +48,14 @@ SPANS = {
 
 _NOT_THERE = Verdict("not there", Severity.FINE, "It is not listed any more.")
 Subject = tuple[str, str, str]
-"""(stream, writer, reader): one of the last two is empty."""
+"""(stream, writer, reader). One of the last two is empty."""
 Word = tuple[str, int]
 """(status word, severity)"""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """The columns of ``streams.models.samples.Sample`` but for the step."""
+    """The columns of ``streams.models.samples.Sample`` without the step."""
 
     stream: str
     reader: str
@@ -68,7 +68,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """Who holds a writer's name: the number of the lease, and the process."""
+    """The holder of a writer's name: the number of its lease, and its process."""
 
     lease: int
     host: str
@@ -76,13 +76,13 @@ class Tenure:
 
     @property
     def process(self) -> tuple[str, int | None]:
-        """The process, to compare."""
+        """(host, process ID), for comparison."""
         return self.host, self.process_id
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A status that became better or worse; ``was`` is empty for what was not seen before."""
+    """A status that became better or worse. ``was`` is empty if the subject is new."""
 
     subject: Subject
     was: str
@@ -90,7 +90,7 @@ class Change:
 
 
 def samples_of(snapshot: Snapshot) -> list[SampleRow]:
-    """One row for each stream, for each reader on each of its streams, and for what lies in the database."""
+    """Returns a row for each stream, for each open reader on each of its streams, and for the storage."""
     rows = {}
     for stream in snapshot.streams:
         pending = sum(writer.pending_facts for writer in stream.writers)
@@ -130,14 +130,17 @@ def samples_of(snapshot: Snapshot) -> list[SampleRow]:
 
 
 def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
-    """The database and its largest tables, as readers of no stream: the position is the size in bytes, what waits the rows."""
+    """Returns rows for the database and its largest tables. ``stream`` is empty and ``reader`` is the table's name.
+
+    ``position`` is the size in bytes, ``waiting`` the number of rows.
+    """
     storage = snapshot.storage
     tables = () if storage is None else (storage.database, *storage.tables)
     return [SampleRow("", table.name, table.size_bytes, table.rows or 0, 0.0, 0, "") for table in tables]
 
 
 def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
-    """Two readers of one name are shown as the worst of them."""
+    """Merges two readers with the same label: the lowest position, the highest lag, the worst status."""
     worst = max(one, other, key=lambda row: row.severity)
     return SampleRow(
         one.stream, one.reader, min(one.position, other.position), max(one.waiting, other.waiting),
@@ -146,7 +149,7 @@ def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
 
 
 def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
-    """The status of every writer on its stream, and of every reader on each of its streams."""
+    """Returns the status of every writer on its stream, and of every reader on each of its streams."""
     found: dict[Subject, Verdict] = {}
     for stream in snapshot.streams:
         for writer in stream.writers:
@@ -168,7 +171,7 @@ def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
 
 
 def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
-    """Who holds each writer's name, and under which lease."""
+    """Returns for each writer the holder of its name."""
     return {
         (stream.name, writer.writer, ""): Tenure(writer.lease, writer.host, writer.process_id)
         for stream in snapshot.streams
@@ -178,7 +181,10 @@ def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
 
 
 def new_tenures(before: Mapping[Subject, Tenure], snapshot: Snapshot, was: Mapping[Subject, Word]) -> list[Change]:
-    """Writers whose process lost its lock and is back, or ended and has a successor; ``was``: their status before."""
+    """Returns changes for writers whose process lost its lock and is back, or was replaced by another one.
+
+    ``was`` gives their status before.
+    """
     found = []
     now = tenures_of(snapshot)
     for stream in snapshot.streams:
@@ -203,9 +209,9 @@ def _process(tenure: Tenure) -> str:
 
 
 def changes_between(before: Mapping[Subject, tuple[str, int]], now: Mapping[Subject, Verdict]) -> list[Change]:
-    """What became better or worse, and writers that ended; ``before`` tells (word, severity).
+    """Returns the changes to a better or worse status, and writers that retired. ``before`` holds (word, severity).
 
-    What else comes and goes in good health is no news.
+    Subjects in good health that appear or disappear are not reported.
     """
     found = []
     for subject, verdict in now.items():

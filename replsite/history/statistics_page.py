@@ -1,7 +1,7 @@
-"""The page of statistics: what came in, who was active, what is there, and the biggest rooms. Staff only.
+"""Serves the statistics page: incoming events, active users, totals, and the biggest rooms. Staff only.
 
-Shows what the live pipeline keeps (``pipeline.statistics.update``), in as many queries for many rooms as for few. Rooms are
-listed for those who may see their statistics.
+It shows the tables of the live pipeline (``pipeline.statistics.update``). The number of queries does not depend on the
+number of rooms. Rooms are listed only for users with the permission to see their statistics.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _biggest(order: str, using: str) -> list[dict[str, Any]]:
 
 
 def _busiest(now: datetime, using: str) -> list[dict[str, Any]]:
-    """The days of the last week, each with its busiest rooms."""
+    """Returns the days of the last week, the latest first, each with its busiest rooms."""
     given: dict[str, Any] = {"today": now.date(), "days": _DAYS_SHOWN - 1, "limit": _ROOMS_OF_A_DAY}
     with connections[using].cursor() as cursor:
         cursor.execute(_BUSIEST, given)

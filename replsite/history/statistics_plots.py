@@ -1,7 +1,7 @@
-"""What the page of statistics plots (pure): which columns, under which titles, and how rows become points.
+"""Defines the plots of the statistics page (pure): their columns, their titles, and how rows become points.
 
-A count of an hour or a day without a row is nothing that came in: a zero, from the first row on. A figure that was not taken is
-not known: the line breaks there.
+An hour or day without a row counts as zero, from the first row on: nothing came in. A figure that was not taken is
+unknown. The line of such a plot breaks there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Period:
 
     @property
     def step(self) -> str:
-        """In words."""
+        """The step in words: hour or day."""
         return "hour" if self.step_seconds == HOUR_SECONDS else "day"
 
 
@@ -52,7 +52,7 @@ def _size(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A column of ``pipeline.models.ServerStatistics`` as a plot."""
+    """A column of ``pipeline.models.ServerStatistics`` to plot."""
 
     column: str
     title: str
@@ -61,7 +61,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Plots that belong together; counts are of a step, figures of its end. Some are kept of days only."""
+    """Plots that belong together. Counts cover a whole step, figures are from its end. Some groups exist for days only."""
 
     title: str
     series: tuple[Series, ...]
@@ -111,19 +111,19 @@ GROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Rows of one step, ascending: the beginning of each, and its columns."""
+    """Rows of one step length, ascending: (begin of the step, its columns)."""
 
     step_seconds: int
     rows: Sequence[tuple[datetime, Mapping[str, Any]]]
 
 
 def begin_of_step(moment: datetime, step_seconds: int) -> datetime:
-    """The beginning of the hour or day of UTC."""
+    """Returns the beginning of the hour or day (UTC) that contains the moment."""
     return moment - timedelta(seconds=moment.timestamp() % step_seconds)
 
 
 def pictures(group: Group, steps: Steps, begin: datetime, now: datetime) -> Iterator[tuple[str, str]]:
-    """(title, SVG) of each plot of a group, from ``begin`` until now."""
+    """Yields (title, SVG) for each plot of a group, from ``begin`` until ``now``."""
     word = "hour" if steps.step_seconds == HOUR_SECONDS else "day"
     gap = timedelta(seconds=steps.step_seconds * _GAP_STEPS)
     for series in group.series:

@@ -1,6 +1,8 @@
-"""Plots of history as SVG (pure): one line over time, readable without colours, by a screen reader, and in the dark.
+"""Draws plots of history as SVG (pure): one line over time.
 
-The pictures take their colours from the page (``currentColor`` and CSS variables), so they hold no style of their own.
+They work without colours, with a screen reader, and in dark mode.
+
+Colours come from the page, through ``currentColor`` and CSS variables. The SVG contains no style.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened: a line from top to bottom, told when pointed at; ``word`` is part of its class in the style."""
+    """An event in time, drawn as a vertical line with a tooltip. ``word`` is part of its CSS class."""
 
     at: datetime
     word: str
@@ -39,7 +41,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What to draw: points in the order of time, a line breaks where more than ``gap`` lies between two."""
+    """A plot to draw. Points are in order of time; the line breaks where two are more than ``gap`` apart."""
 
     title: str
     points: Sequence[Point]
@@ -47,15 +49,15 @@ class Plot:
     end: datetime
     gap: timedelta
     label: Callable[[float], str]
-    """A value in words, for the axis and the description."""
+    """Formats a value for the axis and the description."""
     low: float = 0.0
-    """Where the axis begins."""
+    """The lowest value of the axis."""
     marks: Sequence[Mark] = ()
-    """Moments to be seen beside the line."""
+    """Marked moments."""
 
 
 def rates(points: Sequence[Point], gap: timedelta) -> list[Point]:
-    """Positions as growth per second; a position that went back counts as no growth."""
+    """Converts positions to growth per second. A position that went back counts as no growth. Pairs over a gap are left out."""
     found = []
     for before, now in pairwise(points):
         seconds = (now.at - before.at).total_seconds()
@@ -65,7 +67,7 @@ def rates(points: Sequence[Point], gap: timedelta) -> list[Point]:
 
 
 def nice_ceiling(value: float) -> float:
-    """A round number that is not smaller; 1 for nothing, and never below a thousandth."""
+    """Returns a round number that is at least ``value``. It is 1 for zero or less, and never below 0.001."""
     if value <= 0:
         return 1.0
     power = 10.0 ** floor(log10(max(value, _LEAST)))
@@ -73,7 +75,7 @@ def nice_ceiling(value: float) -> float:
 
 
 def plot_svg(plot: Plot) -> str:
-    """The picture, with a title and a description in words."""
+    """Returns the SVG, with a title and a description in words."""
     top = nice_ceiling(max((point.value - plot.low for point in plot.points), default=0.0))
     parts = [
         f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" preserveAspectRatio="none">',
@@ -83,6 +85,7 @@ def plot_svg(plot: Plot) -> str:
     ]
     for line in _lines(plot):
         path = " ".join(f"{_x(plot, point.at):.1f},{_y(point.value - plot.low, top):.1f}" for point in line)
+        # A line of a single point would be invisible, so it becomes one pixel long.
         if len(line) == 1:
             path += f" {_x(plot, line[0].at) + 1:.1f},{_y(line[0].value - plot.low, top):.1f}"
         parts.append(f'<polyline class="plot-line" points="{path}"/>')

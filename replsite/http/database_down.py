@@ -1,6 +1,7 @@
-"""What a site says while its database is away: 503 with a sentence, in HTML or JSON, instead of a trace; it comes back by itself.
+"""Answers requests with 503 while the database is away, in HTML or JSON, instead of a traceback.
 
-A page asks again every few seconds. The reason goes to the log, once for each time that the database goes, never to the client.
+A page reloads itself every few seconds, so it recovers by itself. The reason is logged once each time the database goes
+away. It is never sent to the client.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _GONE = (OperationalError, InterfaceError)
 
 
 class _Said:
-    """Whether the log has it already."""
+    """The state that was logged last: database away or back."""
 
     is_away = False
 
     @classmethod
     def note(cls, error: BaseException | None) -> None:
-        """Log the change, and only that."""
+        """Logs the state if it changed. ``error`` None means that the database is back."""
         if error is not None and not cls.is_away:
             log.warning("site.database_away", error=" ".join(str(error).split()) or type(error).__name__)
         elif error is None and cls.is_away:
@@ -40,7 +41,7 @@ class _Said:
 
 
 class DatabaseAwayMiddleware:
-    """Turns errors of a database that cannot be used into the answer that says so."""
+    """Django middleware that turns errors of an unusable database into the 503 answer."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response
@@ -52,12 +53,12 @@ class DatabaseAwayMiddleware:
         return response
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
-        """Called by Django for what a view raises."""
+        """Answers with 503 if a view raised an error of an unusable database."""
         return away_response(request, exception) if isinstance(exception, _GONE) else None
 
 
 def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
-    """503: as a page for those who can show one, else as JSON."""
+    """Returns the 503 answer: an HTML page if the client accepts HTML, JSON otherwise. Logs the error if it is the first."""
     _Said.note(error)
     if "text/html" in request.headers.get("Accept", ""):
         again = request.method in ("GET", "HEAD")
@@ -71,13 +72,13 @@ def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
 
 
 def handler500(request: HttpRequest) -> HttpResponse:
-    """What Django calls for errors outside of views: the session is read and written by middleware."""
+    """Handles errors outside of views. Middleware that reads or writes the session raises such errors."""
     error = sys.exc_info()[1]
     return away_response(request, error) if isinstance(error, _GONE) else server_error(request)
 
 
 class DenyWhileDatabaseAway:
-    """ASGI middleware: a WebSocket whose session cannot be read is refused, without a trace in the log."""
+    """ASGI middleware that refuses a WebSocket whose session cannot be read, without a traceback in the log."""
 
     def __init__(self, application: Callable[..., Awaitable[Any]]) -> None:
         self._application = application

@@ -1,7 +1,7 @@
-"""Asking something that may hang, such as a database behind a dead network, and getting an answer in time whatever it does.
+"""Limits the time of calls that may hang, such as queries to a database behind a dead network.
 
-The question is asked in a thread. Whoever asks while it is under way shares its answer, so however many ask, one thread waits;
-the database connections that it opened are closed when it is through.
+The call runs in a thread. Callers that arrive while it runs share its result, so there is never more than one thread.
+Database connections that it opened are closed when it ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(TimeoutError):
-    """It has not answered in time; ``seconds``: for how long it has been asked by now."""
+    """The error of a call that did not return in time. ``seconds`` is its running time so far."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer for {seconds:.1f} s")
@@ -28,7 +28,7 @@ class NoAnswer(TimeoutError):
 
 
 class Deadline(Generic[T]):
-    """A question and how long its answer may take."""
+    """A call with a time limit."""
 
     def __init__(self, work: Callable[[], T], seconds: float, name: str) -> None:
         self._work = work
@@ -39,7 +39,7 @@ class Deadline(Generic[T]):
         self._asked_at = 0.0
 
     def ask(self) -> T:
-        """The answer, or what the question raised. Raises ``NoAnswer``."""
+        """Returns the result, or raises the call's own error. Raises ``NoAnswer`` after the time limit."""
         with self._lock:
             if self._asked is None or self._asked.done():
                 self._asked, self._asked_at = Future(), time.monotonic()
@@ -48,14 +48,16 @@ class Deadline(Generic[T]):
         try:
             return asked.result(self._seconds)
         except TimeoutError as error:
+            # The call itself may raise TimeoutError. Then its future is done, and the error is its result.
             if asked.done():
-                raise  # the question's own
+                raise
             raise NoAnswer(time.monotonic() - since) from error
 
     def _answer(self, asked: Future[T]) -> None:
         try:
             answer = self._work()
-        except BaseException as error:  # noqa: BLE001 - whoever asked raises it
+        except BaseException as error:  # noqa: BLE001 - ``ask`` raises it in the callers' threads
+            # Closed before the result is set. The next call may start right after that, and would open its own beside them.
             connections.close_all()
             asked.set_exception(error)
         else:

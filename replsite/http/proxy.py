@@ -1,9 +1,11 @@
-"""Whom a request comes from when a reverse proxy passed it on, and whether it came to the proxy by HTTPS.
+"""Determines the client's address and scheme for requests that a reverse proxy passed on.
 
-``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed from the networks of ``REPLSITE_PROXY_NETWORKS`` only: anybody else
-could write into them what they like. Of several addresses the last one that is no proxy's counts, since what stands before it
-was said by the client itself. A proxy that is not named and says HTTPS is told of in the log, once: with
-``REPLSITE_HTTPS_ONLY`` all that comes through it is sent to HTTPS, where it came from, for ever.
+``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed only from the networks of ``REPLSITE_PROXY_NETWORKS``. Other
+clients could write anything into them. The client is the last address in the header that is not a proxy's. The addresses
+before it were written by the client itself.
+
+A proxy that is not configured and claims HTTPS is logged once. With ``REPLSITE_HTTPS_ONLY`` its requests are redirected
+to HTTPS, where they came from, in an endless loop.
 """
 
 from __future__ import annotations
@@ -23,14 +25,17 @@ Application = Callable[..., Awaitable[Any]]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 log = get_logger(__name__)
 _SECURE = {"http": "https", "websocket": "wss"}
-#: So many peers are told of: anybody can claim to be a proxy.
+#: Most addresses that are logged, since any client can claim to be a proxy.
 _MOST_TOLD = 10
-#: No request comes through more proxies; a header has room for a thousand addresses, and to read them takes longer than the page.
+#: Most addresses that are read. A header has room for a thousand, and reading those takes longer than the page.
 _MOST_PROXIES = 20
 
 
 class Forwarded:
-    """ASGI middleware that puts the client's address and scheme into the scope of what a named proxy passed on."""
+    """ASGI middleware that puts the real client's address and scheme into the scope.
+
+    It does so only if a configured proxy passed the request on.
+    """
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -64,13 +69,13 @@ class Forwarded:
 
 
 def _says_https(scope: dict[str, Any]) -> bool:
-    """Whether the request claims to have come to a proxy by HTTPS."""
+    """Returns true if the request claims that it reached a proxy over HTTPS."""
     said = [value for name, value in scope.get("headers", ()) if name == b"x-forwarded-proto"]
     return bool(said) and said[-1].strip().lower() == b"https"
 
 
 def networks_of(texts: Sequence[str]) -> list[Network]:
-    """The networks of the setting."""
+    """Returns the parsed networks of the setting. Raises ``ImproperlyConfigured`` for a text that is no network."""
     try:
         return [ipaddress.ip_network(text) for text in texts]
     except ValueError as error:
@@ -78,7 +83,7 @@ def networks_of(texts: Sequence[str]) -> list[Network]:
 
 
 def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
-    """The last address of the header that is no proxy's; the peer itself when there is none that can be read."""
+    """Returns the last address of the header that is not a proxy's. ``peer`` if there is no readable one."""
     for text in reversed([part.strip() for part in forwarded_for.rsplit(",", _MOST_PROXIES)]):
         if not _is_address(text):
             return peer

@@ -1,7 +1,7 @@
-"""Lets requests for missed facts through whose host is one of ``REPLSITE_REPLICATION_HOSTS``, and no others.
+"""Accepts the hosts of ``REPLSITE_REPLICATION_HOSTS`` for catch-up requests, and for nothing else.
 
-A worker of Synapse names the process that it asks, such as ``Host: master``. In ``ALLOWED_HOSTS`` that name would be good for
-every page, and for the origin of WebSockets. Who may ask is decided by the view, whatever the host.
+A worker of Synapse names the process that it asks, such as ``Host: master``. In ``ALLOWED_HOSTS`` that name would be
+valid for every page, and as the origin of WebSockets. The view decides which clients are allowed, whatever the host.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from streams.conf import stream_settings
 
 __all__ = ["PATH", "ReplicationHosts"]
 
-#: Below it are the questions of workers, and nothing for people.
+#: Prefix of the requests of workers. There are no pages for people below it.
 PATH = "/_synapse/replication/"
 
 
 class ReplicationHosts:
-    """Django middleware; comes before all others that look at the host."""
+    """Django middleware. It must come before all others that read the host."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response

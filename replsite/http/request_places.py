@@ -1,13 +1,14 @@
-"""How many HTTP requests are worked on at a time, and whose turn it is.
+"""Limits the number of HTTP requests in progress, and shares the places fairly between clients.
 
-Django works on each request in a thread, and each thread that asks the database has a connection. Without a bound a crowd of
-clients takes all connections that the server has, and writers are refused. Here a request needs a *place*: a thread that
-stays, with its connection. There are places for pages, for logins, for scrapes, for probes, for catch-up, and for what asks no
-database, so none of these keeps another out. Who finds none free waits a while, in turn with other clients: the next place
-goes to the client that has fewest. When too many wait, the oldest of the client that has most is sent away, with 503 and
-``Retry-After``.
+Django handles each request in a thread, and each thread that queries the database has a connection. Without a limit, a
+crowd of clients takes all connections of the server, and writers are refused. So a request needs a *place*: a permanent
+thread with its connection. There are separate places for pages, logins, scrapes, probes, catch-up, and requests without a
+database, so that none of these blocks another.
 
-Assumes one event loop. The client is that of the scope: behind ``forwarded`` it is the real one.
+A request without a free place waits. The next place goes to the client that has the fewest. If too many wait, the oldest
+request of the client with the most waiting gets 503 with ``Retry-After``.
+
+Assumes one event loop. The client is that of the scope, so behind ``Forwarded`` it is the real one.
 """
 
 from __future__ import annotations
@@ -33,39 +34,39 @@ __all__ = ["CAME", "LANES", "Busy", "ClientLimit", "Lane", "RequestPlaces"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
-#: A place that nobody needs gives its connection back.
+#: An unused place closes its connection after this time.
 IDLE_SECONDS = 60.0
 RETRY_SECONDS = 5
-#: In the scope: when the request came, before it waited for its place; of ``time.monotonic``.
+#: Key in the scope: ``time.monotonic`` at which the request arrived, before it waited for its place.
 CAME = "replsite.came"
 Application = Callable[..., Awaitable[Any]]
 
 
 class Busy(Exception):
-    """No place was free in time."""
+    """The error that no place was free in time."""
 
 
 class _Place:
-    """A thread, which keeps its database connection from request to request."""
+    """A thread that keeps its database connection from request to request."""
 
     def __init__(self) -> None:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="replsite-request")
         self._idle: asyncio.TimerHandle | None = None
 
     def taken(self) -> None:
-        """It has something to do."""
+        """Marks the place as used. Its connection is not closed."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
 
     def rests(self) -> None:
-        """Nobody needs it now."""
+        """Marks the place as unused. Its connection is closed after ``IDLE_SECONDS``."""
         loop = asyncio.get_running_loop()
         self._idle = loop.call_later(IDLE_SECONDS, self.executor.submit, connections.close_all)
 
 
 class Lane:
-    """Places for one kind of request."""
+    """The places for one kind of request."""
 
     def __init__(self, name: str, places: int, most_waiting: int, wait_seconds: float = WAIT_SECONDS) -> None:
         self.name = name
@@ -79,11 +80,11 @@ class Lane:
 
     @property
     def at_work(self) -> int:
-        """Requests that have a place."""
+        """Number of requests that have a place."""
         return self._at_work.total()
 
     async def enter(self, client: str) -> _Place:
-        """A place for a request of this client; raises `Busy`."""
+        """Returns a place for a request of this client, after waiting for one if needed. Raises `Busy`."""
         place = self._free_place()
         if place is None:
             place = await self._wait(client)
@@ -92,14 +93,17 @@ class Lane:
         return place
 
     def leave(self, place: _Place, client: str) -> None:
-        """The request is done: its place goes to the waiting client that has fewest."""
+        """Ends a request. Its place goes to the waiting client that has the fewest."""
         self._at_work[client] -= 1
         if not self._at_work[client]:
             del self._at_work[client]
         self._hand_on(place)
 
     def _free_place(self) -> _Place | None:
-        """The one that rested last: the others may give their connections back."""
+        """Returns the place that was used last, so that the others stay unused and close their connections.
+
+        None if all are taken.
+        """
         if self._free:
             return self._free.pop()
         if self._unused:
@@ -127,8 +131,10 @@ class Lane:
         try:
             return await future
         except asyncio.CancelledError:
+            # ``_hand_on`` gave this request a place, and before it ran again its client closed the connection. Without this
+            # the place would be lost: the request is neither waiting nor at work.
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._hand_on(future.result())  # it was given to us in the turn in which we were cancelled
+                self._hand_on(future.result())
             raise
         finally:
             timer.cancel()
@@ -155,7 +161,7 @@ class Lane:
 
 
 class RequestPlaces:
-    """ASGI middleware around Django's handler of HTTP."""
+    """ASGI middleware around Django's HTTP handler that gives each request a place."""
 
     def __init__(self, application: Application, pages: int | None = None) -> None:
         self._application = application
@@ -165,7 +171,7 @@ class RequestPlaces:
         self._health = Lane("health", 2, 1_000)
         self._catch_up = Lane("catch-up", 8, 200)
         self._plain = Lane("files", 8, 1_000)
-        # A password is half a second of a core: twenty at a time leave the loop none.
+        # Checking a password takes a core half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._tell_at = 0.0
         LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]
@@ -191,30 +197,29 @@ class RequestPlaces:
             return self._plain
         if path == "/metrics":
             return self._metrics
-        if path.startswith("/health"):  # a balancer takes a server out that has no place for this
+        if path.startswith("/health"):  # without an answer a load balancer takes this server out
             return self._health
         return self._catch_up if path.startswith("/_synapse/") else self._pages
 
     async def _refuse(self, scope: dict[str, Any], send: Any, busy: Busy) -> None:
-        if time.monotonic() >= self._tell_at:  # one line for a crowd
+        if time.monotonic() >= self._tell_at:  # at most one log line per ``WAIT_SECONDS``
             self._tell_at = time.monotonic() + WAIT_SECONDS
             log.warning("site.busy", reason=str(busy), path=scope["path"][:200])
         await _answer_busy(scope, send)
 
 
 def _when_idle(place: _Place, call: Callable[[], None]) -> None:
-    """Call it when the place's thread has nothing to do.
-
-    A client asks for a slow page and goes. Django gives the request up at once, but its thread works on. The next request at
-    this place would wait for that thread, with other places free.
-    """
+    """Calls ``call`` on the event loop once the place's thread has nothing to do."""
+    # A client asks for a slow page and disconnects. Django drops the request at once, but its thread works on. If the place
+    # were free now, the next request there would wait for that thread, with other places free. So an empty task is queued
+    # behind it, and the place is free when that task is done.
     loop = asyncio.get_running_loop()
     rest = place.executor.submit(int)
     rest.add_done_callback(lambda _: loop.call_soon_threadsafe(call))
 
 
 class ClientLimit:
-    """ASGI middleware: so many requests and WebSockets at a time of one client; also of one that comes through a proxy."""
+    """ASGI middleware that limits the requests and WebSockets of one client at a time, also of a client behind a proxy."""
 
     def __init__(self, application: Application, most: int | None = None) -> None:
         self._application = application
@@ -224,7 +229,9 @@ class ClientLimit:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         host = (scope.get("client") or [""])[0]
-        client = "" if is_among(host, self._proxies) else address_key(host)  # a proxy that does not say for whom
+        # The address of a proxy is left only if it did not name its client. Such requests are not limited: they may come from
+        # many clients.
+        client = "" if is_among(host, self._proxies) else address_key(host)
         if client and 0 < self._most <= self._number_of[client]:
             if scope["type"] == "http":
                 await _answer_busy(scope, send)
@@ -255,5 +262,5 @@ async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-#: Those of this process, for the metrics.
+#: All lanes of this process, for the metrics.
 LANES: list[Lane] = []

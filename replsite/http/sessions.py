@@ -1,6 +1,7 @@
-"""Sessions in the database, as Django's own (``SESSION_ENGINE``), that look for no key which Django never made.
+"""Stores sessions in the database like Django (``SESSION_ENGINE``), but ignores keys that Django cannot have made.
 
-A cookie may hold anything, also NUL, which PostgreSQL takes in no text: a made-up one was an error with its trace in the log.
+A cookie may hold anything, including NUL, which PostgreSQL does not accept in text. Without this check a made-up cookie
+causes an error with a traceback in the log.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _LETTERS = frozenset(string.ascii_lowercase + string.digits)
 
 
 class SessionStore(db.SessionStore):
-    """Django's, with letters and digits in keys only."""
+    """Django's session store, limited to keys of letters and digits."""
 
     def __init__(self, session_key: str | None = None) -> None:
         super().__init__(session_key if session_key and _LETTERS.issuperset(session_key) else None)

@@ -1,8 +1,8 @@
-"""The check of a WebSocket's origin: the page must come from the very scheme, host and port that the WebSocket is asked of.
+"""Checks the origin of a WebSocket: the page must have the same scheme, host and port as the WebSocket.
 
-Cookies know no ports, so a page of another program on the same host would be let in with the viewer's session; and a page that
-came in plain HTTP may be anybody's on the way. Origins in ``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are let in
-as well, for proxies that change the host or that are not named.
+Cookies ignore ports, so a page of another program on the same host would be accepted with the viewer's session. A page that
+came over plain HTTP may have been changed on the way. Origins in ``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are
+accepted too. This is for proxies that change the host or are not configured.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from django.utils.http import is_same_domain
 __all__ = ["SameOrigin", "is_same_origin"]
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-#: The scheme of pages for that of WebSockets.
+#: The scheme of pages for each scheme of WebSockets.
 _OF_PAGES = {"ws": "http", "wss": "https", "http": "http", "https": "https"}
 _LOCAL_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
 Application = Callable[..., Awaitable[Any]]
 
 
 class SameOrigin:
-    """ASGI middleware that refuses WebSockets of other origins, and those that do not say theirs."""
+    """ASGI middleware that refuses WebSockets from other origins, and those without an origin."""
 
     def __init__(self, application: Application) -> None:
         self._application = application
@@ -40,7 +40,10 @@ class SameOrigin:
 
 
 def is_same_origin(origin: str, host: str | None, scheme: str) -> bool:
-    """Whether a page of that origin may speak to that host (``Host`` header), both as the browser said, over that scheme."""
+    """Returns true if a page of that origin may open a WebSocket to that host over that scheme.
+
+    ``origin`` and ``host`` are the request headers. ``scheme`` is http or https.
+    """
     try:
         found = urlsplit(origin)
         wanted = urlsplit(f"//{host}" if host is not None else f"//{found.netloc}")
@@ -51,7 +54,7 @@ def is_same_origin(origin: str, host: str | None, scheme: str) -> bool:
         if found.scheme != scheme:
             return False
         same_host = found.hostname == wanted.hostname and _port(found, found.scheme) == _port(wanted, found.scheme)
-    except ValueError:  # a port or an address that is none
+    except ValueError:  # an invalid port or address
         return False
     name = f"[{found.hostname}]" if ":" in found.hostname else found.hostname
     allowed = settings.ALLOWED_HOSTS or (_LOCAL_HOSTS if settings.DEBUG else [])
@@ -63,7 +66,7 @@ def _port(found: SplitResult, scheme: str) -> int:
 
 
 def _is_trusted(origin: SplitResult, trusted: Iterable[str]) -> bool:
-    """Exactly, or by a pattern such as ``https://*.example.com``."""
+    """Returns true if the origin is listed, exactly or by a pattern such as ``https://*.example.com``."""
     for one in map(urlsplit, trusted):
         name = (one.hostname or "").lstrip("*")
         same_port = _port(one, one.scheme) == _port(origin, origin.scheme) if one.scheme in _DEFAULT_PORTS else False

@@ -1,1 +1,1 @@
-"""One consistent look at the whole site, taken for every surface."""
+"""One consistent snapshot of the whole site, shared by the page, commands, metrics and health checks."""

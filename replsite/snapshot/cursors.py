@@ -1,7 +1,7 @@
-"""Named readers as the snapshot takes them: the row that their process writes, and the cursors that are stored (pure).
+"""Merges the two records of a named reader: the row that its process writes, and its stored cursors (pure).
 
-A stored cursor is a reader for as long as it is there, whether a process runs it or not. While one runs, its row tells where it
-is; afterwards the cursor does.
+A stored cursor counts as a reader as long as it exists, even if no process runs it. While a process runs, its row gives the
+positions. Otherwise the cursors give them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ def with_cursors(
     as_of: datetime,
     gone_after_seconds: float,
 ) -> list[ReaderRow]:
-    """The readers, with each named one's cursors; a process that was silent for so long is gone."""
+    """Returns all readers, the named ones with their cursors. Cursors without a reader row become rows of their own.
+
+    A process that was silent for longer than ``gone_after_seconds`` counts as gone.
+    """
     by_key: dict[str, dict[str, CursorRow]] = {}
     for cursor in cursors:
         by_key.setdefault(f"{NAMED}{cursor.reader}", {})[cursor.stream] = cursor
@@ -44,16 +47,15 @@ def _merged(
     heard_at = _last_heard([row.heartbeat_at, *(cursor.seen_at for cursor in cursors.values())], as_of)
     ended = [cursor.ended_at for cursor in cursors.values() if cursor.ended_at is not None]
     closed_at = max(ended, default=None) if cursors else row.closed_at
-    if closed_at is not None and len(ended) < len(
-        cursors
-    ):  # a process took the name again after one of them was set anew
+    # Some cursors ended and others did not: a process took the name again after one of them was reset.
+    if closed_at is not None and len(ended) < len(cursors):
         closed_at = None
     runs = closed_at is None and silent_seconds(as_of, heard_at) <= gone_after_seconds
     positions = dict(row.positions) if runs or not cursors else {}
     for stream, cursor in cursors.items():
         if not (runs and positions.get(stream)):
             positions[stream] = _positions(cursor, writers.get(stream, ()))
-    # A process that begins has not said yet what it follows.
+    # A process that just started has not written its positions yet. Until then its cursors tell which streams it follows.
     runs_on = frozenset(row.positions or positions) if runs else frozenset()
     return replace(
         row, positions=positions, cursors=cursors, heartbeat_at=heard_at, closed_at=closed_at, runs_on=runs_on
@@ -61,17 +63,18 @@ def _merged(
 
 
 def _positions(cursor: CursorRow, writers: Sequence[str]) -> dict[str, int]:
-    """The vector of a cursor: everything up to the base, and what each writer has above it."""
+    """Returns the vector of a cursor: for each writer, the larger of the base and its own entry."""
     return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in {*writers, *cursor.entries}}
 
 
 def _last_heard(times: Iterable[datetime], as_of: datetime) -> datetime:
-    """Not the highest: one may lie ahead, since the clock was set back."""
+    """Returns the time nearest to ``as_of``."""
+    # Not max(): after the clock was set back, one of the times may lie in the future.
     return min(times, key=lambda at: silent_seconds(as_of, at))
 
 
 def _row_of(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) -> ReaderRow:
-    """For a reader whose process left no row."""
+    """Returns a row for a reader of which only cursors are known. It is built from the cursor that was seen last."""
     last = min(cursors.values(), key=lambda cursor: silent_seconds(as_of, cursor.seen_at))
     return ReaderRow(
         key=key, name=last.reader, kind="follower", served_by="",

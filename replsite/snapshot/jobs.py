@@ -1,6 +1,6 @@
-"""Jobs for the snapshot: what is at work or waits, and what ended in the last day, bounded; three queries.
+"""Reads jobs for the snapshot: those that are queued or running, and those that ended within a day.
 
-Called with a Django cursor. A site that has not installed ``pipeline`` has no jobs.
+It takes three queries with a limit each, on a Django cursor. A site that has not installed ``pipeline`` has no jobs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ _QUERIES = "SELECT query, batches, applied_at FROM pipeline_batchledger ORDER BY
 
 
 def read_jobs(cursor: Any, as_of: datetime) -> JobsView:
-    """The jobs with their status, worst first, and when each kind last went well and last failed."""
+    """Returns jobs with their status, worst first, and the last success and failure of each kind.
+
+    Also returns the live queries.
+    """
     if not apps.is_installed("pipeline"):
         return JobsView()
     cursor.execute(_JOBS)

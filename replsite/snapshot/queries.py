@@ -1,7 +1,8 @@
-"""The reading side of the snapshot: a handful of set-based queries, the same number however many writers and readers there are.
+"""Reads streams, writers and readers for the snapshot, in a fixed number of set-based queries.
 
-Tables and columns come from the streams' declarations. Called with a Django cursor; all numbers come back positive, also
-for backward streams. Positions are read before sequences, so a sequence that lies below a position is truly behind.
+The number of queries does not depend on how many writers and readers there are. Tables and columns come from the
+declarations of the streams. All functions take a Django cursor. All numbers that they return are positive, also for
+backward streams.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ __all__ = [
     "read_windows",
 ]
 
-#: Newest facts per stream that lag is counted in.
+#: Newest facts of each table of a stream in which lag is counted exactly.
 WINDOW_FACTS = 2_000
-#: Facts that are looked through for the oldest one that a reader has not read.
+#: Rows that are searched for the oldest fact that a reader has not read.
 SCAN_FACTS = 5_000
-#: Parked facts of a reader on a stream are counted up to here.
+#: Dead letters of a reader on a stream are counted up to here.
 MOST_PARKED = 10_000
-#: Readers that were heard of longer ago are left to history, but for named ones: those stay until they are forgotten. A
-#: connection never comes back as the same: one whose server is gone is told for as long as one that was closed.
+#: Readers with an older heartbeat are not shown. Named ones always are, until they are forgotten.
 READER_MEMORY_SECONDS = 86_400
+#: Closed readers are shown for so long. So is a connection whose server is gone, since a connection never comes back.
 CLOSED_MEMORY_SECONDS = 300
 MOST_READERS = 1_000
 
@@ -68,7 +69,7 @@ WHERE CASE WHEN left(key, {len(NAMED)}) = '{NAMED}' THEN true
            ELSE {silent_seconds_sql("heartbeat_at")} < {READER_MEMORY_SECONDS} END
 ORDER BY left(key, {len(NAMED)}) <> '{NAMED}', closed_at IS NOT NULL, kind, name, key LIMIT {MOST_READERS}
 """
-#: Stored cursors, each with its parked facts: how many up to a limit, the first of them, and the error of the last.
+#: Stored cursors, each with its dead letters: the number up to a limit, the time of the first, and the error of the last.
 _CURSORS = f"""
 SELECT c.reader, c.stream, c.base, c.entries::text, c.host, c.process_id, c.seen_at, c.moved_at, c.ended_at, c.error,
        coalesce(parked.facts, 0), parked.since, coalesce(last.error, '')
@@ -90,7 +91,7 @@ _Batch = list[tuple[int, str, datetime]]
 
 @dataclass(frozen=True, slots=True)
 class PositionRow:
-    """A writer on a stream, its process, and the session that holds its oldest pending transaction open."""
+    """A writer on a stream, with its process and the session that holds its oldest pending transaction open."""
 
     stream: str
     writer: str
@@ -120,7 +121,7 @@ class PositionRow:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRow:
-    """A reader as it is stored; ``positions`` is ``{stream: {writer: position}}``, positive."""
+    """A stored reader. ``positions`` is ``{stream: {writer: position}}``, all positive."""
 
     key: str
     name: str
@@ -139,24 +140,24 @@ class ReaderRow:
     closed_at: datetime | None
     close_reason: str
     error: str = ""
-    """What stopped it; empty: it runs, or ended in order."""
+    """Error that stopped it. Empty: it runs, or ended in order."""
     waiting: WaitingView = field(default_factory=WaitingView)
     cursors: Mapping[str, CursorRow] = field(default_factory=dict)
-    """The stored cursors of a named reader, by stream, where they are in the streams' database."""
+    """Stored cursors of a named reader by stream, as far as they are in the streams' database."""
     runs_on: frozenset[str] = frozenset()
-    """Streams that a living process of a named reader follows."""
+    """Streams that a living process follows as this named reader."""
     has_row: bool = True
-    """False: it has nothing but cursors."""
+    """False: only its cursors are stored."""
 
     @property
     def is_named(self) -> bool:
-        """Whether it has stored cursors, here or in the database of its effects: it is told of until it is forgotten."""
+        """True if the reader has stored cursors, here or in the database of its effects. It is shown until it is forgotten."""
         return self.key.startswith(NAMED)
 
 
 @dataclass(frozen=True, slots=True)
 class CursorRow:
-    """Where a named reader is on a stream, who ran it last, how that ended, and what it could not take."""
+    """A stored cursor of a named reader on a stream, with its last process, how that ended, and its dead letters."""
 
     reader: str
     stream: str
@@ -184,13 +185,16 @@ class FarBehind:
 
 
 def read_positions(cursor: Any) -> list[PositionRow]:
-    """All writers on all streams."""
+    """Returns all writers of all streams, by stream. Retired writers come last in each."""
     cursor.execute(_POSITIONS)
     return [PositionRow(*row) for row in cursor.fetchall()]
 
 
 def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[datetime, dict[str, int]]:
-    """The database's time, and what each stream's sequence gave out last."""
+    """Returns the database's time, and the last value of each stream's sequence by stream name.
+
+    Call it after ``read_positions``. A sequence below a stored position is then truly behind.
+    """
     columns = ["clock_timestamp()", *(f"({sequence_sql(stream)})" for stream in streams)]
     cursor.execute(f"SELECT {', '.join(columns)}")
     as_of, *values = cursor.fetchone()
@@ -198,13 +202,13 @@ def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[d
 
 
 def read_readers(cursor: Any) -> list[ReaderRow]:
-    """Readers that are connected, that were heard of not long ago, or that were closed just now."""
+    """Returns stored readers: the named ones first, then open ones, then closed ones. Old and long closed ones are left out."""
     cursor.execute(_READERS)
     return [_reader(row) for row in cursor.fetchall()]
 
 
 def read_cursors(cursor: Any) -> list[CursorRow]:
-    """The stored cursors of named readers, those with an error first."""
+    """Returns the stored cursors of named readers, those with an error first."""
     cursor.execute(_CURSORS)
     found = [list(row) for row in cursor.fetchall()]
     for values in found:
@@ -232,7 +236,7 @@ def _queued(text: str) -> dict[str, int]:
 
 
 def _vectors(text: str) -> dict[str, dict[str, int]]:
-    """Positions as they should be; what is not a position is left out."""
+    """Parses stored positions. Entries of another type are left out."""
     stored = orjson.loads(text)
     if not isinstance(stored, dict):
         return {}
@@ -246,7 +250,7 @@ def _vectors(text: str) -> dict[str, dict[str, int]]:
 def read_last_writes(
     cursor: Any, streams: Sequence[StreamDeclaration], rows: Iterable[PositionRow]
 ) -> dict[tuple[str, int], datetime]:
-    """(stream, ID) -> time of the fact, for every writer's last write; facts that were trimmed are missing."""
+    """Returns ``{(stream, ID): time of the fact}`` for the last write of every writer. Trimmed facts are missing."""
     ids: dict[str, list[int]] = {}
     for row in rows:
         if row.last_write_position is not None:
@@ -275,7 +279,10 @@ def _last_write_sql(number: int, table: FactTable) -> str:
 
 
 def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int, int]]) -> dict[str, Window]:
-    """The newest facts with ``low < ID <= high`` of each wanted stream: ``{name: (declaration, low, high)}``."""
+    """Returns for each wanted stream its newest facts with ``low < ID <= high``.
+
+    ``wanted``: ``{name: (declaration, low, high)}``.
+    """
     if not wanted:
         return {}
     selects: list[str] = []
@@ -298,14 +305,15 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
 
 
 def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
-    """The window of a stream from its tables' batches; one that was cut may lack rows of its lowest ID and all below."""
+    """Returns the window of a stream from the batches of its tables, each as (low bound, facts)."""
+    # A batch that reached the limit may lack rows of its lowest ID, and lacks all IDs below. So it is complete above that ID.
     cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
     complete_above = max(cut)
     return Window((fact for _, batch in tables for fact in batch if fact[0] > complete_above), complete_above)
 
 
 def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str:
-    """One table's newest facts, newest first, through the index on its ID."""
+    """Returns the query for the newest facts of one table, newest first. It uses the index on the ID."""
     condition = bounds_sql(stream, table, f"%(low_{number})s::bigint", f"%(high_{number})s::bigint")
     return (
         f"SELECT {number}, {token_sql(stream, table)}, {table.writer_column}, {table.received_column} "
@@ -315,7 +323,10 @@ def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str
 
 
 def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, datetime]:
-    """For each vector, by its index: when the oldest fact above it was received; missing when none was found."""
+    """Returns the receive time of the oldest fact above each vector, by the vector's index.
+
+    Without such a fact the index is missing.
+    """
     by_stream: dict[str, list[int]] = {}
     for index, vector in enumerate(vectors):
         by_stream.setdefault(vector.stream.name, []).append(index)
@@ -340,7 +351,10 @@ def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, d
 
 
 def _oldest_sql(group: int, stream: StreamDeclaration, table: FactTable) -> str:
-    """The first fact above each vector: a bounded walk up the index, which ends at the first hit."""
+    """Returns the query for the first fact above each vector.
+
+    It walks up the index to the first hit, ``SCAN_FACTS`` rows at most.
+    """
     return f"""
         SELECT wanted.index, found.at FROM unnest(
             %(index_{group})s::int[], %(low_{group})s::bigint[], %(high_{group})s::bigint[], %(have_{group})s::jsonb[]

@@ -1,7 +1,9 @@
-"""Recorded foreign servers as the snapshot shows them: their streams and writers look like our own, and say that they are not.
+"""Builds the snapshot's view of recorded foreign servers.
 
-One query in the snapshot's own view of the database. Records that ended, or whose recorder went silent, more than a day ago
-are left out.
+Their streams and writers look like our own, and are marked as recorded.
+
+One query, in the same database snapshot as everything else. A record is left out if it ended, or if its recorder went
+silent, more than a day ago.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ORDER BY s.name, p.stream, p.instance_name LIMIT {MOST_WRITERS}
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
-    """A writer of a foreign server, and its record."""
+    """A writer of a foreign server, with the record that it belongs to."""
 
     record: str
     server_name: str
@@ -52,18 +54,18 @@ class RecordedRow:
 
     @property
     def stream_name(self) -> str:
-        """How the stream is called here."""
+        """The local name of the stream: ``record/stream``."""
         return f"{self.record}/{self.stream}"
 
 
 def read_recorded(cursor: Any) -> list[RecordedRow]:
-    """All writers of all records that are shown."""
+    """Returns all writers of all records that are shown, by record, stream and writer."""
     cursor.execute(_WRITERS)
     return [RecordedRow(*row) for row in cursor.fetchall()]
 
 
 def recorded_streams(rows: Iterable[RecordedRow], as_of: datetime, limits: Limits) -> list[StreamView]:
-    """The recorded streams, as views."""
+    """Returns one view for each recorded stream."""
     by_stream: dict[str, list[RecordedRow]] = {}
     for row in rows:
         by_stream.setdefault(row.stream_name, []).append(row)

@@ -1,6 +1,6 @@
-"""The site's history of the last minutes, for a process that begins to watch: its small pictures are full at once.
+"""Loads the site's history of the last minutes, so that the small charts of a new process are full at once.
 
-Called with a Django cursor. The history is that of ``streams_sample``; nothing is there while no serving process writes it.
+The history comes from ``streams_sample``, over a Django cursor. The table stays empty while no serving process writes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHERE step_seconds = %(step)s AND at > clock_timestamp() - interval '5 minutes' 
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """A stream (``reader`` empty) or a reader on it, at a moment."""
+    """A sample of a stream (empty ``reader``), or of a reader on it, at a moment in seconds since 1970."""
 
     stream: str
     reader: str
@@ -35,13 +35,16 @@ class SampleRow:
 
 
 def read_samples(cursor: Any) -> list[SampleRow]:
-    """What was written in the last five minutes, in the order of time."""
+    """Returns the samples of the last five minutes in order of time."""
     cursor.execute(_SAMPLES, {"step": STEP_SECONDS})
     return [SampleRow(*row) for row in cursor.fetchall()]
 
 
 def warm(history: History, samples: Iterable[SampleRow], readers: Sequence[ReaderRow]) -> None:
-    """Give the history what others saw: lag of readers, and facts per second of streams, by the growth of their position."""
+    """Adds the samples of other processes to the history.
+
+    For readers this is their lag. For streams it is facts per second, from the growth of their position.
+    """
     found: dict[tuple[str, str], list[SampleRow]] = {}
     for sample in samples:
         found.setdefault((sample.stream, sample.reader), []).append(sample)
@@ -49,6 +52,7 @@ def warm(history: History, samples: Iterable[SampleRow], readers: Sequence[Reade
         if not reader:
             grown = [(now.at, max(now.position - was.position, 0) / (now.at - was.at)) for was, now in pairwise(rows)]
             history.facts.seed(stream, grown)
+    # Samples are stored under plain labels, so the name of each reader is mapped to its label as in replsite.history.samples.
     names: set[str] = set()
     for row in readers:
         label = plain_label(row.name, names)

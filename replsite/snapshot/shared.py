@@ -1,7 +1,7 @@
-"""One snapshot per process and moment, however many viewers, scrapes and probes ask at once.
+"""Shares one snapshot in a process between all viewers, scrapes and probes of the same moment.
 
-Also keeps the history that tells a stuck reader from one that catches up, so all who ask see the same words. Blocks;
-may be called from any thread.
+It also keeps the history that tells a stuck reader from one that catches up. So all of them show the same status words.
+Calls block, and may come from any thread.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from replsite.status.trends import History
 
 __all__ = ["SHARED", "SharedSnapshot"]
 
-#: A snapshot younger than this is given again.
+#: A snapshot younger than this is returned again.
 FRESH_SECONDS = 0.9
 
 
 class SharedSnapshot:
-    """Takes a snapshot when the last one is too old; callers that come meanwhile wait for it and share it."""
+    """A cache of one snapshot. Callers that arrive while a new one is taken wait for it and share it."""
 
     def __init__(self, take: Callable[[History], Snapshot] = take_snapshot) -> None:
         self._take = take
@@ -31,7 +31,10 @@ class SharedSnapshot:
         self._latest: Snapshot | None = None
 
     def get(self, fresh_seconds: float = FRESH_SECONDS) -> Snapshot:
-        """The snapshot of this moment. Raises ``django.db.Error`` when the database cannot be read; never gives an old one."""
+        """Returns a snapshot younger than ``fresh_seconds``. Takes a new one if there is none.
+
+        Raises ``django.db.Error`` if the database cannot be read. An older snapshot is never returned instead.
+        """
         with self._lock:
             now = time.monotonic()
             if self._latest is None or now - self._taken_at >= fresh_seconds:

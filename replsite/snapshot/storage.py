@@ -1,7 +1,7 @@
-"""What lies in the database, for the snapshot: sizes of tables, state groups, big rooms, and what grew; a few bounded queries.
+"""Reads what fills the database: sizes and growth of tables, state groups, and big rooms.
 
-Called with a Django cursor within the snapshot's view. Rows are PostgreSQL's own estimates, no table is counted. Groups that
-nothing needs are looked for by index; among very many, in a sample of them.
+A few bounded queries on a Django cursor, inside the snapshot's transaction. Row counts are PostgreSQL's own estimates; no
+table is counted. Unreferenced state groups are found by index. If there are very many groups, only a sample is checked.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from replsite.snapshot.types import RoomSizeView, StorageView, TableView
 
 __all__ = ["DATABASE", "MOST_TABLES", "STORAGE_SECONDS", "read_storage"]
 
-#: Storage is read anew no more often than this.
+#: Storage is read again after this time at the earliest.
 STORAGE_SECONDS = 60.0
 MOST_TABLES = 12
 MOST_ROOMS = 10
-#: Up to so many groups each one is looked at, beyond it a sample of about as many.
+#: Up to so many groups are all checked. Of more groups, a sample of about this size is.
 GROUPS_LOOKED_AT = 20_000
-#: The whole database among the tables' samples.
+#: Name of the whole database among the samples of tables.
 DATABASE = "(database)"
 _STATE_TABLES = ("state_stategroup", "state_stategroupdelta")
 
@@ -48,7 +48,7 @@ WHERE events + history > 0 ORDER BY events + history DESC, room_id LIMIT {MOST_R
 
 
 def read_storage(cursor: Any, as_of: datetime) -> StorageView:
-    """Everything about storage; parts whose rooms are not installed stay empty."""
+    """Returns everything about storage. The parts of apps that are not installed stay empty."""
     cursor.execute("SELECT pg_database_size(current_database())")
     database_bytes = cursor.fetchone()[0]
     cursor.execute(_SIZES)
@@ -77,7 +77,7 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
 
 
 def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
-    """How many state groups nothing needs, and whether each was looked at."""
+    """Returns the number of unreferenced state groups, and whether it is exact. The number is None if it cannot be known."""
     if groups is None or not apps.is_installed("events"):
         return None, True
     if groups <= GROUPS_LOOKED_AT:

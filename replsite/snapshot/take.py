@@ -1,8 +1,9 @@
-"""One truth for the page, the command, the metrics and the health answers: what every stream, writer and reader does now.
+"""Takes a snapshot of the site: what every stream, writer and reader does now, with its status word.
 
-``take_snapshot`` reads the database in a bounded number of queries, in one consistent view, and judges what it read with the
-pure rules of ``replsite.status.verdicts`` and ``replsite.status.lag``. Whoever shows something shows a ``Snapshot``; nobody
-asks again. Blocks; called from threads only. ``replsite.snapshot.shared`` shares one among all viewers of a process.
+``take_snapshot`` reads the database with a bounded number of queries in one consistent snapshot. The pure rules of
+``replsite.status.verdicts`` and ``replsite.status.lag`` then judge the figures. The page, the commands, the metrics and the
+health answers all show this ``Snapshot`` and make no queries of their own for it. Calls block, so they are made from threads
+only. ``replsite.snapshot.shared`` shares one snapshot among all viewers of a process.
 """
 
 from __future__ import annotations
@@ -70,14 +71,14 @@ from streams.runtime.version import program_version
 
 __all__ = ["limits", "take_snapshot"]
 
-#: So many retired writers of a stream are listed at most, the last ones.
+#: Most retired writers of a stream that are listed, the latest first.
 MOST_RETIRED = 20
 _QUIET = Verdict("idle", Severity.FINE, "Nobody writes this stream now.")
 _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
 
 
 def limits() -> Limits:
-    """The limits of the status words, from the settings; other projects need not set them."""
+    """Returns the limits of the status words from the settings. Unset ones have defaults."""
     return Limits(
         heartbeat_seconds=stream_settings().heartbeat_seconds,
         blocked_after_seconds=getattr(settings, "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0),
@@ -87,14 +88,16 @@ def limits() -> Limits:
 
 
 def take_snapshot(history: History | None = None, using: str | None = None) -> Snapshot:
-    """Read and judge everything now.
+    """Reads the database and returns a judged snapshot.
 
-    ``history`` remembers earlier snapshots of the caller: with it readers that are stuck or falling behind are told from
-    those that catch up. Raises ``django.db.Error`` when the database cannot be read.
+    ``history`` holds the caller's earlier snapshots. It is needed to tell readers that are stuck or falling behind from
+    those that catch up. Raises ``django.db.Error`` if the database cannot be read.
     """
     history = history or History()
     declarations = [stream.declaration for stream in registry.all_streams()]
     with one_view(using or stream_settings().database) as cursor:
+        # Positions before sequences: a sequence ignores snapshots and only grows. Read later, it cannot be below a position
+        # just because the position moved in between.
         positions = rows.read_positions(cursor)
         as_of, sequences = rows.read_sequences(cursor, declarations)
         writers: dict[str, list[str]] = {}
@@ -122,7 +125,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What was read, not judged yet."""
+    """The rows that were read, not judged yet."""
 
     as_of: datetime
     declarations: Mapping[str, StreamDeclaration]
@@ -139,26 +142,30 @@ class _Reading:
         return [row for row in self.positions if row.stream == stream]
 
     def stream_names(self) -> list[str]:
-        """Declared streams, then those that only the database knows (another version of the program may)."""
+        """Returns the declared streams, then those found only in the database.
+
+        Another version of the program may declare those.
+        """
         return [*self.declarations, *sorted({row.stream for row in self.positions} - self.declarations.keys())]
 
     def facts_upto(self, stream: str) -> dict[str, int]:
-        """Up to where each writer has facts that may be read."""
+        """Returns for each writer the last position at which it has a fact that may be read."""
         return {row.writer: _last_fact(row) for row in self.writers_of(stream)}
 
 
 def _last_fact(row: PositionRow) -> int:
-    if row.last_write_position is None or row.state == RETIRED:  # a writer resolved as dead may have written more
+    # A writer that was resolved as dead may have written more than its last stored write position.
+    if row.last_write_position is None or row.state == RETIRED:
         return row.position
     return min(row.position, row.last_write_position)
 
 
-#: A stream and positions on it, hashable.
+#: (stream, sorted positions by writer), hashable.
 _Vector = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class _Lags:
-    """Lag of vectors of positions, each distinct one computed once."""
+    """Lags by vector. Each distinct vector is computed once."""
 
     def __init__(self) -> None:
         self.known: dict[_Vector, Unread] = {}
@@ -172,7 +179,10 @@ def _vector(stream: str, have: Mapping[str, int]) -> _Vector:
 
 
 def _read_lags(cursor: Any, reading: _Reading) -> _Lags:
-    """Hold every reader, and every writer that others may wait for, against the newest facts of its stream."""
+    """Compares the positions of readers with the newest facts of each stream.
+
+    Does the same for writers that linear readers wait for.
+    """
     upto = {name: reading.facts_upto(name) for name in reading.declarations}
     behind: dict[_Vector, int] = {}
     for stream, have in _vectors(reading):
@@ -185,6 +195,7 @@ def _read_lags(cursor: Any, reading: _Reading) -> _Lags:
     for vector, low in behind.items():
         stream, have = vector[0], dict(vector[1])
         lags.known[vector] = unread(have, upto[stream], windows.get(stream, EMPTY))
+        # The oldest unread fact may lie below the window: one more query for all such vectors looks it up.
         if lags.known[vector].below_window:
             high = max(upto[stream].values())
             far.append((vector, FarBehind(reading.declarations[stream], low, high, have)))
@@ -207,7 +218,7 @@ def _vectors(reading: _Reading) -> Iterator[tuple[str, Mapping[str, int]]]:
 
 
 def _behind_writer(row: PositionRow) -> dict[str, int]:
-    """What a linear reader has that waits for this writer: everything up to its position, of everybody."""
+    """Returns the vector of a linear reader that waits for this writer: it has all facts up to the writer's position."""
     return {row.writer: row.position}
 
 
@@ -222,7 +233,7 @@ def _read_windows(
 
 
 class _Assembly:
-    """Judges what was read, and puts the views together."""
+    """A builder that judges the rows and assembles the views of one snapshot."""
 
     def __init__(self, reading: _Reading, lags: _Lags, limits: Limits, history: History) -> None:
         self.reading = reading
@@ -241,7 +252,7 @@ class _Assembly:
         self.hours = history.hours.add(self.at, self._written_by_the_expected())
 
     def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
-        """Facts per second of streams, by their name, and of active writers, by stream and name."""
+        """Returns facts per second, by stream name, and for active writers by (stream, writer)."""
         counters: dict[Hashable, float] = dict.fromkeys(self.reading.stream_names(), 0)
         for (stream, _), number in written.items():
             counters[stream] += number
@@ -253,7 +264,7 @@ class _Assembly:
         return found
 
     def _written_by_the_expected(self) -> dict[Hashable, int]:
-        """Facts of the writers of each expected name that has a least number of them."""
+        """Returns the facts written under each expected name that has a minimum per hour."""
         return {
             (one.stream, one.writer): sum(row.facts_written for row in self._rows_of(one))
             for found in self.expected.values()
@@ -332,7 +343,10 @@ class _Assembly:
         return ExpectedView(one.stream, one.writer, len(living), seen.facts_last_hour, one.least_per_hour, verdict)
 
     def _listed(self, found: Sequence[PositionRow]) -> list[PositionRow]:
-        """All that are active, and of the retired ones those that left not long ago, the last ones if they are many."""
+        """Returns the writers to list: all active ones, and those that retired within ``retired_shown_seconds``.
+
+        Of the retired ones only the latest ``MOST_RETIRED`` are listed.
+        """
         shown_seconds = stream_settings().retired_shown_seconds
         retired = [r for r in found if r.state == RETIRED and (self._age(r.last_advance_at) or 0.0) <= shown_seconds]
         retired.sort(key=lambda row: row.last_advance_at, reverse=True)
@@ -409,7 +423,7 @@ class _Assembly:
         return [self._reader(reader, motions, last_fact) for reader in self.reading.readers]
 
     def _missing(self) -> list[ReaderView]:
-        """Readers that the settings name, and that nobody has heard of."""
+        """Returns a view for each reader in REPLSITE_READERS that is not known here."""
         known = {row.name for row in self.reading.readers}
         wanted = [name for name in dict.fromkeys(stream_settings().readers) if name not in known]
         return [_missing_reader(name, self.reading.as_of) for name in wanted]
@@ -480,7 +494,7 @@ class _Assembly:
         )
 
     def _speeds(self, row: ReaderRow) -> dict[str, float | None]:
-        """How fast bytes come and go, and when the limit of the unsent ones is reached."""
+        """Returns bytes per second in and out, and the seconds until the unsent bytes reach their limit."""
         speed = self.moved.get(row.key)
         if speed is None or row.closed_at is not None:
             return {}
@@ -509,11 +523,12 @@ class _Assembly:
         )
 
     def _named(self, row: ReaderRow, stream: str) -> NamedReader:
-        """How a reader with a stored cursor is run on a stream, and what its handler could not take."""
+        """Returns what the rules need about a reader with a stored cursor: its process, its error and its dead letters."""
         cursor = row.cursors.get(stream)
         runs = stream in row.runs_on if stream else bool(row.runs_on)
         ended_at = row.closed_at or row.heartbeat_at
-        if row.runs_on and cursor is not None:  # the reader runs, but not on this stream any more
+        # The reader runs, but no longer on this stream. Then the cursor's last move tells how long it has been unattended.
+        if row.runs_on and cursor is not None:
             ended_at = cursor.moved_at
         return NamedReader(
             name=row.name,
@@ -529,7 +544,10 @@ class _Assembly:
         )
 
     def _waits_for(self, row: ReaderRow, stream: str) -> str:
-        """The writer that holds the linear position, for a reader that has read all up to there and nothing beyond."""
+        """Names the writer that holds the linear position, if the reader read everything up to there and nothing beyond.
+
+        Otherwise "".
+        """
         view, have = self.streams.get(stream), row.positions.get(stream)
         if view is None or not have or max(have.values()) > view.linear_position:
             return ""
@@ -569,14 +587,14 @@ class _Assembly:
 
 
 def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedView]) -> Verdict:
-    """That of its worst active writer, or of one that is missing; among good ones, of one that writes."""
+    """Returns the worst status among active writers and missing expected ones. If all are fine, one that is writing wins."""
     active = [writer.status for writer in writers if writer.state != RETIRED]
     active += [one.status for one in expected if _worth(one.status)]
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
 
 
 def _holder(stream: StreamView) -> WriterView | None:
-    """The writer that holds the linear position where it is, the worst of several; none when nothing is pending."""
+    """Returns the writer that holds the linear position back, the worst of several. None if there is none."""
     for writer in stream.writers:
         is_lowest = writer.state != RETIRED and writer.position == stream.linear_position
         if is_lowest and (writer.pending_facts or _worth(writer.status)):
@@ -593,7 +611,7 @@ def _missing_reader(name: str, as_of: datetime) -> ReaderView:
 
 
 def _unless_nothing(series: Series) -> Series:
-    """The series, or nothing when all that is known of it is zero."""
+    """Returns the series, or () if it has only zeros and unknown values."""
     return series if any(series) else ()
 
 
@@ -606,12 +624,12 @@ def _worth(verdict: Verdict) -> bool:
 
 
 def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
-    """Most severe first; equal ones keep their order."""
+    """Sorts by severity, highest first. Equal ones keep their order."""
     return tuple(sorted(views, key=lambda view: -view.status.severity))
 
 
 def _is_left(stream: StreamView) -> bool:
-    """Whether nobody writes the stream; such ones come after others that do as well."""
+    """Returns true if every writer of the stream has retired. Such streams are sorted behind others of the same severity."""
     return all(writer.state == RETIRED for writer in stream.writers)
 
 

@@ -1,7 +1,7 @@
-"""What a snapshot tells, as plain data (pure): streams, writers and readers with their status words.
+"""Data classes of the snapshot (pure): streams, writers and readers with their status words.
 
-Every field is plain, so a snapshot can be compared, made by hand in a test, and turned into JSON. Ages and lag are as of
-the snapshot's own time.
+All fields are plain values. A snapshot can be compared, built by hand in a test, and turned into JSON. Ages and lags
+refer to the time of the snapshot.
 """
 
 from __future__ import annotations
@@ -64,25 +64,28 @@ class WriterView:
     process_id: int | None
     command: str
     status: Verdict
-    """Single complete IDs that its process keeps above the linear position, while they are many."""
     row_id: int | None = None
-    """Key of its row in ``streams_streamposition``; None: it has none there."""
+    """Key of its row in ``streams_streamposition``. None: it has none there."""
     version: str = ""
     lease: int = 0
-    """Number of its lease: one more for each process that held its name, and each time that one lost its lock."""
+    """Number of its lease. It grows with each process that takes the name, and when a process lost its lock and is back."""
     started_at: datetime | None = None
-    """When its process began to write; the process's version and time, not the writer's."""
+    """When its process began to write. ``version`` and this time belong to the process, not to the writer."""
     oldest_pending_query_at: datetime | None = None
     """When the session that holds the oldest pending transaction open began its last query."""
     facts_per_second: float | None = None
-    """Over the last half minute; None: it was not watched long enough."""
+    """Over the last half minute. None: not watched long enough."""
     recent: tuple[float | None, ...] = ()
-    """Facts per second in the last five minutes, as far as this process watched it; empty: none at all."""
+    """Facts per second in the last five minutes, as far as this process watched it. Empty: no facts at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedView:
-    """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream."""
+    """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream.
+
+    ``living`` counts the writers that match it and are alive. ``facts_last_hour`` is None until they were watched for an
+    hour.
+    """
 
     stream: str
     writer: str
@@ -94,7 +97,7 @@ class ExpectedView:
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream: how far it is, and its writers, worst first."""
+    """A stream with its positions and its writers, worst first."""
 
     name: str
     head: int
@@ -104,18 +107,18 @@ class StreamView:
     status: Verdict
     writers: tuple[WriterView, ...]
     retired_before: int = 0
-    """Writers that retired so long ago, or are so many, that they are not listed any more."""
+    """Number of retired writers that are not listed: they left long ago, or there are too many."""
     recorded_from: str = ""
-    """The foreign server that the stream is recorded from; empty for our own."""
+    """The foreign server that the stream is recorded from. Empty for our own streams."""
     recent: tuple[float | None, ...] = ()
-    """Facts per second in the last five minutes, by steps (``replsite.status.series``), oldest first; empty: none at all."""
+    """Facts per second in the last five minutes, by steps (``replsite.status.series``), oldest first. Empty: no facts at all."""
     expected: tuple[ExpectedView, ...] = ()
-    """Writers that have to be there, worst first."""
+    """The required writers, worst first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderStreamView:
-    """A reader on one stream; ``lag_seconds`` is the age of the oldest fact that it has not read, 0 when there is none."""
+    """A reader on one stream. ``lag_seconds`` is the age of the oldest fact that it has not read, 0 if there is none."""
 
     stream: str
     positions: Mapping[str, int]
@@ -126,36 +129,36 @@ class ReaderStreamView:
     unmoved_seconds: float | None
     status: Verdict
     lag_change_per_second: float | None = None
-    """Facts; above 0 it falls behind. None: not watched long enough."""
+    """In facts. Above 0: the lag grows. None: not watched long enough."""
     seconds_to_current: float | None = None
-    """At the present rate; None: it has no lag, or its lag does not fall."""
+    """Time until the lag is 0 at the present rate. None: there is no lag, or it does not fall."""
     recent: tuple[float | None, ...] = ()
-    """Highest lag in facts in the last five minutes, by steps, oldest first; empty: there was none."""
+    """Highest lag in facts in the last five minutes, by steps, oldest first. Empty: there was no lag."""
     error: str = ""
-    """What stopped a named reader here, until its cursor moves again."""
+    """Error that stopped a named reader on this stream. It is shown until its cursor moves again."""
     parked_facts: int = 0
-    """Facts that its handler could not take and that were put aside."""
+    """Number of its dead letters, up to a limit."""
     parked_exact: bool = True
-    """False: there are more."""
+    """False: there are more than ``parked_facts``."""
     parked_since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """What waits on its way to a reader: lines for its connection, bytes in the system's buffers, rows to be handled."""
+    """Data on its way to a reader: lines for its connection, bytes in the kernel's buffers, rows to be handled."""
 
     lines: int = 0
     kernel_send_bytes: int = 0
     kernel_read_bytes: int = 0
     queued: Mapping[str, int] = field(default_factory=dict)
-    """Stream -> rows that the reader has received and not handled."""
+    """Number of rows by stream that the reader has received and not handled."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderView:
-    """A reader or connection and the streams that it follows, worst first.
+    """A reader or connection with the streams that it follows, worst first.
 
-    A connection's positions are what was sent to it, a follower's and a Spark query's what it has handled.
+    The positions of a connection are those sent to it. Those of a follower or a Spark query are those that it has handled.
     """
 
     key: str
@@ -180,19 +183,19 @@ class ReaderView:
     streams: tuple[ReaderStreamView, ...]
     bytes_in_per_second: float | None = None
     bytes_out_per_second: float | None = None
-    """Over the last half minute; None: it was not watched long enough."""
+    """Over the last half minute. None: not watched long enough."""
     seconds_to_overflow: float | None = None
-    """Until its unsent bytes reach the limit and it is closed as slow, if they grow as they do; None: they do not."""
+    """Time until its unsent bytes reach the limit, at the present growth. It is then closed as slow. None: they do not grow."""
     waiting: WaitingView = WaitingView()
     runs: bool = True
-    """False: a named reader that has stored cursors, and that no process runs now."""
+    """False: a named reader with stored cursors that no process runs now."""
     has_row: bool = True
-    """It has a row in ``streams_reader``; otherwise only its cursors are known."""
+    """True: it has a row in ``streams_reader``. False: only its cursors are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncingView:
-    """Users that sync on one worker process; ``name`` is what its connection calls itself, ``worker`` its random ID."""
+    """The syncing users of one worker process. ``name`` is its connection's own name, ``worker`` its random ID."""
 
     name: str
     worker: str
@@ -203,7 +206,7 @@ class SyncingView:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgedView:
-    """Up to where a federation sender has taken the stream ``federation``."""
+    """The acknowledged position of a federation sender in the stream ``federation``."""
 
     instance: str
     token: int
@@ -212,7 +215,7 @@ class AcknowledgedView:
 
 @dataclass(frozen=True, slots=True)
 class CountView:
-    """How often something happened on the wire: ``kind`` is closed, refused, command or dropped."""
+    """A count of events on the wire. ``kind`` is closed, refused, command or dropped."""
 
     kind: str
     name: str
@@ -221,7 +224,7 @@ class CountView:
 
 @dataclass(frozen=True, slots=True)
 class WorkersView:
-    """What workers reported, on all servers. ``addresses``: users' addresses that are kept."""
+    """Reports of workers, over all servers. ``addresses`` is the number of stored user addresses."""
 
     users_syncing: int = 0
     syncing: tuple[SyncingView, ...] = ()
@@ -231,13 +234,16 @@ class WorkersView:
     counts: tuple[CountView, ...] = ()
 
     def counted(self, kind: str) -> dict[str, int]:
-        """Totals of one kind by name."""
+        """Returns the totals of one kind by name."""
         return {count.name: count.total for count in self.counts if count.kind == kind}
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatusView:
-    """A job that waits, is at work, or ended within a day. ``done``, ``total`` and ``rate`` are of its stage, in ``unit``."""
+    """A job that is queued, running, or ended within a day.
+
+    ``done``, ``total`` and ``rate`` (per second) count ``unit`` in the present stage.
+    """
 
     id: int
     kind: str
@@ -256,7 +262,7 @@ class JobStatusView:
 
 @dataclass(frozen=True, slots=True)
 class JobFigures:
-    """When jobs of a kind last went well, and last failed."""
+    """The times of the last success and the last failure of a kind of job."""
 
     kind: str
     last_success_at: datetime | None
@@ -265,7 +271,7 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True)
 class QueryFigures:
-    """What a query of the live pipeline has taken: batches since its tables were made, and when the last one."""
+    """The progress of a query of the live pipeline: batches applied since its tables were made, and the time of the last one."""
 
     query: str
     batches: int
@@ -274,7 +280,7 @@ class QueryFigures:
 
 @dataclass(frozen=True, slots=True)
 class JobsView:
-    """Jobs, worst first, each kind's last ends, and the queries of the live pipeline."""
+    """Jobs, worst first, with the last success and failure of each kind, and the progress of the live queries."""
 
     jobs: tuple[JobStatusView, ...] = ()
     kinds: tuple[JobFigures, ...] = ()
@@ -283,9 +289,9 @@ class JobsView:
 
 @dataclass(frozen=True, slots=True)
 class TableView:
-    """A table: rows as PostgreSQL estimates, bytes with indexes; None: not known.
+    """A table with PostgreSQL's estimate of its rows (None: not known) and its bytes including indexes.
 
-    ``grown_bytes`` and ``grown_rows``: since ``grown_since``, a day ago or as long as history reaches.
+    ``grown_bytes`` and ``grown_rows`` count from ``grown_since``: a day ago, or as far back as the history reaches.
     """
 
     name: str
@@ -298,7 +304,7 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class RoomSizeView:
-    """A big room, as the live pipeline counted it."""
+    """A big room with the counts of the live pipeline."""
 
     room_id: str
     events: int
@@ -310,7 +316,7 @@ class RoomSizeView:
 
 @dataclass(frozen=True, slots=True)
 class StorageView:
-    """What lies in the database, read no more often than each minute; ``tables``: the largest ones."""
+    """The storage of the database, read once a minute at most. ``tables`` are the largest ones."""
 
     as_of: datetime
     database: TableView
@@ -320,15 +326,15 @@ class StorageView:
     """Rows of all state groups, stored as deltas."""
     state_bytes: int = 0
     unreferenced_groups: int | None = None
-    """State groups that no event has and nothing is built on."""
+    """State groups that no event references and that no other group is a delta of."""
     unreferenced_exact: bool = True
-    """False: estimated from a sample, since there are many groups."""
+    """False: estimated from a sample, because there are many groups."""
     rooms: tuple[RoomSizeView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything at one moment of the database's clock."""
+    """The whole site at one moment of the database's clock."""
 
     as_of: datetime
     version: str
@@ -340,12 +346,12 @@ class Snapshot:
     storage: StorageView | None = None
 
     def stream(self, name: str) -> StreamView:
-        """The stream of that name; raises ``KeyError``."""
+        """Returns the stream of that name. Raises ``KeyError``."""
         return {stream.name: stream for stream in self.streams}[name]
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as plain JSON values; times are ISO 8601 in UTC."""
+    """Returns the snapshot as plain JSON values. Times are ISO 8601 in UTC, severities are lower-case names."""
     plain: dict[str, Any] = _plain(asdict(snapshot))
     return plain
 

@@ -1,6 +1,6 @@
-"""What workers reported and what was counted on the wire, for the snapshot: one query.
+"""Reads for the snapshot what workers reported, and the counts of events on the wire, in one query.
 
-Called with a Django cursor. Numbers of rows are bounded here, since peers choose the names.
+Called with a Django cursor. The query limits the rows, since clients choose the names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streams.runtime.text import shown
 
 __all__ = ["read_workers"]
 
-#: Addresses are counted up to here; beyond it says "about".
+#: Addresses are counted up to here. Beyond that the number is marked as not exact.
 MOST_ADDRESSES = 100_000
 MOST_WORKERS = 200
 
@@ -43,7 +43,7 @@ SELECT jsonb_build_object(
 
 
 def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
-    """Everything about workers; connections without news for ``silence_seconds`` are left out."""
+    """Returns everything about workers. Connections without news for ``silence_seconds`` are left out."""
     cursor.execute(_WORKERS, {"silence": silence_seconds})
     found = orjson.loads(cursor.fetchone()[0])
     return WorkersView(

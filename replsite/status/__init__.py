@@ -1,1 +1,1 @@
-"""Verdicts on a snapshot: status words, lag, trends."""
+"""Rules for the snapshot: status words, lag, trends."""

@@ -1,7 +1,7 @@
-"""Writers that have to be there: what ``REPLSITE_EXPECTED_WRITERS`` says, read in one place (pure).
+"""Reads ``REPLSITE_EXPECTED_WRITERS``, the writers that each stream must have (pure).
 
-``{"events": ["web-{n}", "importer"], "caches": {"web-1": 60}}``: for each stream names or patterns, or those with the least
-number of facts an hour (null: any number).
+``{"events": ["web-{n}", "importer"], "caches": {"web-1": 60}}`` gives names or patterns for each stream. As an object, it
+also gives the least number of facts per hour of each name. Null stands for any number.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Expected", "expected_writers", "wrong_expectations"]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A name or pattern that some living writer of the stream must have, and how much it writes at least."""
+    """A name or pattern that some living writer of the stream must have, with the least facts per hour that it must write."""
 
     stream: str
     writer: str
@@ -25,7 +25,7 @@ class Expected:
 
 
 def expected_writers(given: Any) -> dict[str, list[Expected]]:
-    """What is expected of each stream; of a setting that makes no sense, nothing (the system checks tell of it)."""
+    """Returns the expected writers by stream. An invalid setting gives none; the system checks report it."""
     if next(wrong_expectations(given), None) is not None:
         return {}
     return {
@@ -38,7 +38,7 @@ def expected_writers(given: Any) -> dict[str, list[Expected]]:
 
 
 def wrong_expectations(given: Any) -> Iterator[str]:
-    """What is wrong with the setting, in sentences."""
+    """Yields a sentence for each mistake in the setting."""
     form = 'write {"stream": ["name", "pattern-{n}"]} or {"stream": {"name": least facts an hour, or null}}.'
     if not isinstance(given, Mapping):
         yield f"REPLSITE_EXPECTED_WRITERS is no JSON object: {form}"

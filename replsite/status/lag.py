@@ -1,8 +1,9 @@
-"""Lag arithmetic: what a reader has not read yet, in facts and in time (pure).
+"""Computes lag: the facts that a reader has not read yet, as a number and as a time (pure).
 
-IDs of one stream come from one sequence, so the difference of two positions counts other writers' facts and rolled-back IDs
-too. Exact lag therefore counts the facts themselves: a *window* of the newest facts of a stream is read once and every
-reader is held against it. Only a reader that is further behind than the window is estimated, and says so.
+All IDs of a stream come from one sequence. So the difference of two positions also counts other writers' facts and
+rolled-back IDs. Exact lag counts the facts instead. A *window* with the newest facts of a stream is read once, and every
+reader is compared with it. Lag is estimated only for a reader that is further behind than the window, and is marked as an
+estimate.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ __all__ = ["Unread", "Window", "unread"]
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What lies between two vectors of positions."""
+    """The facts between two vectors of positions."""
 
     facts: int
     exact: bool
     """False: ``facts`` is an estimate from the difference of IDs."""
     oldest_at: datetime | None
-    """When the oldest of them was received; None: nothing unread, or it lies below the window."""
+    """When the oldest of them was received. None: nothing is unread, or it lies below the window."""
     below_window: bool = False
-    """The oldest one must be looked up, since it may lie below the window."""
+    """True: the oldest one may lie below the window and must be looked up."""
 
 
 class Window:
     """The newest facts of a stream, by writer.
 
-    ``complete_above``: every fact with a larger ID is in the window. A fact of several rows is given once or more often.
+    Every fact with an ID above ``complete_above`` is in the window. A fact of several rows may be given several times;
+    its oldest row counts.
     """
 
     def __init__(self, facts: Iterable[tuple[int, str, datetime]], complete_above: int) -> None:
@@ -41,14 +43,14 @@ class Window:
         self._ids: dict[str, list[int]] = {}
         self._times: dict[str, list[datetime]] = {}
         previous = None
-        for number, writer, received_at in sorted(facts):  # of a fact's rows the oldest comes first
+        for number, writer, received_at in sorted(facts):  # among the rows of a fact, the oldest comes first
             if number != previous:
                 self._ids.setdefault(writer, []).append(number)
                 self._times.setdefault(writer, []).append(received_at)
             previous = number
 
     def between(self, writer: str, after: int, upto: int) -> tuple[int, datetime | None]:
-        """Facts of one writer with ``after < ID <= upto``, and when the first of them was received."""
+        """Returns the number of facts of one writer with ``after < ID <= upto``, and when the first of them was received."""
         ids = self._ids.get(writer, [])
         first, end = bisect_right(ids, after), bisect_right(ids, upto)
         return max(0, end - first), self._times[writer][first] if first < end else None
@@ -58,9 +60,9 @@ EMPTY = Window((), 0)
 
 
 def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> Unread:
-    """Facts above the reader's position and not above the writer's, over all writers.
+    """Returns the facts above the reader's position and not above the writer's, over all writers.
 
-    ``upto`` holds the position up to which each writer has facts; equal vectors have no lag, whatever the clock says.
+    ``upto`` gives for each writer the position up to which it has facts. Equal vectors have no lag, whatever the clock says.
     """
     facts, oldest, gap_from, gap_upto = 0, None, None, 0
     for writer, at in upto.items():
@@ -71,6 +73,8 @@ def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> 
         facts += counted
         if first is not None and (oldest is None or first < oldest):
             oldest = first
+        # The window does not cover (mine, complete_above]. The difference of IDs is the estimate for this part. The parts of
+        # several writers overlap and share their IDs, so the estimate is one span over all of them.
         if mine < window.complete_above:
             gap_from = mine if gap_from is None else min(gap_from, mine)
             gap_upto = max(gap_upto, min(at, window.complete_above))

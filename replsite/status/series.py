@@ -1,7 +1,7 @@
-"""The last five minutes of a figure, in steps, for the small pictures beside it (pure).
+"""Keeps the last five minutes of figures in steps of 15 seconds, for the small charts (pure).
 
-Two ways to put a figure into a step: the highest value seen in it (lag), or the growth per second of a counter over it (facts
-written). Steps in which nobody looked are None. Time is given with every value and is the database's.
+A step holds either the highest value seen in it (lag), or the growth per second of a counter over it (facts written). A step
+without any sample is None. Every value comes with its time, which is the database's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["STEPS", "STEP_SECONDS", "Recent", "Series"]
 
 STEP_SECONDS = 15
 STEPS = 20
-#: A counter that was not seen for longer tells no rate.
+#: No rate is computed over a longer pause between two samples of a counter.
 _LONGEST_GAP_SECONDS = 2 * STEP_SECONDS
 
 Series = tuple[float | None, ...]
@@ -21,7 +21,7 @@ Series = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """A counter: where the rate of the present step is counted from, and what was seen last."""
+    """A counter: the base that the rate of the present step is computed from, and the last value seen."""
 
     base_at: float
     base: float
@@ -30,8 +30,9 @@ class _Counter:
 
 
 class _Steps:
-    """The last steps of one key, oldest first. There may be many thousands of keys, so a step is a place in a list."""
+    """The values of the last steps of one key, oldest first."""
 
+    # There may be many thousands of keys, so the values are a plain list and ``last`` is the number of its last step.
     __slots__ = ("last", "values")
 
     def __init__(self, last: int) -> None:
@@ -39,24 +40,24 @@ class _Steps:
         self.values: list[float | None] = [None] * STEPS
 
     def go_to(self, step: int) -> None:
-        """From now on this step is the last one, if it is later than the one that was."""
+        """Moves the range so that this step is the last one. Does nothing if the step is not later than the last one."""
         if (gone := min(step - self.last, STEPS)) > 0:
             self.values = self.values[gone:] + [None] * gone
             self.last = step
 
     def get(self, step: int) -> float | None:
-        """The value of a step; None when nobody looked, or when it is long over."""
+        """Returns the value of a step. None if it was not sampled or is out of range."""
         place = STEPS - 1 - (self.last - step)
         return self.values[place] if 0 <= place < STEPS else None
 
     def put(self, step: int, value: float) -> None:
-        """Set it, unless the step is long over."""
+        """Stores the value of a step, unless the step is too old."""
         self.go_to(step)
         if (place := STEPS - 1 - (self.last - step)) >= 0:
             self.values[place] = value
 
     def upto(self, step: int) -> Series:
-        """What is told at that step."""
+        """Returns the ``STEPS`` values that end with this step."""
         self.go_to(step)
         if step == self.last:
             return tuple(self.values)
@@ -64,7 +65,7 @@ class _Steps:
 
 
 class Recent:
-    """Figures by key. Not thread-safe; keys that are not in the next call are forgotten."""
+    """Recent figures by key. Not thread-safe. ``forget_others`` removes keys that are gone."""
 
     def __init__(self) -> None:
         self._steps: dict[Hashable, _Steps] = {}
@@ -72,11 +73,11 @@ class Recent:
         self._at: float | None = None
 
     def is_cold(self, at: float) -> bool:
-        """Whether so little is known that it is worth asking the history of the whole site."""
+        """Returns true if so little is known that it is worth loading the history of the whole site."""
         return self._at is None or at - self._at > _LONGEST_GAP_SECONDS
 
     def seed(self, key: Hashable, values: Iterable[tuple[float, float]]) -> None:
-        """(moment, value) of earlier steps, from elsewhere; what is known already stays."""
+        """Adds (moment, value) pairs of earlier steps from another source. Steps that are known already stay."""
         for at, value in values:
             step = int(at // STEP_SECONDS)
             steps = self._of(key, step)
@@ -84,7 +85,7 @@ class Recent:
                 steps.put(step, value)
 
     def highest(self, at: float, values: Mapping[Hashable, float]) -> dict[Hashable, Series]:
-        """Take the values of one moment; tell each key's last steps, oldest first."""
+        """Adds the values of one moment. Returns for each key the highest value of each of its last steps, oldest first."""
         step = int(at // STEP_SECONDS)
         for key, value in values.items():
             steps = self._of(key, step)
@@ -94,9 +95,11 @@ class Recent:
         return self._told(at, values)
 
     def rates(self, at: float, counters: Mapping[Hashable, float]) -> dict[Hashable, Series]:
-        """Take the counters of one moment; tell each key's growth per second in its last steps, oldest first.
+        """Adds the counters of one moment.
 
-        A step's rate is over the time since the step before; a counter that went back begins anew.
+        Returns for each key its growth per second in each of its last steps, oldest first.
+
+        The rate of a step covers the time since the last sample of the step before. A counter that went back starts over.
         """
         step = int(at // STEP_SECONDS)
         for key, value in counters.items():
@@ -106,7 +109,7 @@ class Recent:
         return self._told(at, counters)
 
     def _base(self, key: Hashable, step: int, at: float, value: float) -> tuple[float, float]:
-        """Moment and value that the present step's rate is counted from: the last ones of the step before."""
+        """Returns moment and value from which the rate of the present step is computed: the last sample of the step before."""
         known = self._seen.get(key)
         if known is None or value < known.last or at - known.last_at > _LONGEST_GAP_SECONDS:
             known = _Counter(at, value, at, value)
@@ -127,7 +130,7 @@ class Recent:
         return found
 
     def forget_others(self, keys: Collection[Hashable]) -> None:
-        """Drop what is not among these keys."""
+        """Removes all keys but these."""
         wanted = set(keys)
         for known in (self._steps, self._seen):
             for gone in known.keys() - wanted:

@@ -1,7 +1,7 @@
-"""What one snapshot cannot tell: whether a reader moves, and whether its lag grows (pure).
+"""Detects from earlier snapshots what a single one cannot show: whether a reader moves, and whether its lag grows (pure).
 
-Keeps a short memory of earlier snapshots of the same process. Time is given with every sample and is the database's, so
-it must not mix samples of different servers.
+It keeps a short history of the snapshots of this process. Every sample comes with its time, which is the database's. So
+samples of different servers must not be mixed.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from replsite.status.series import Recent
 __all__ = ["History", "Hours", "Motion", "Sample", "Speeds"]
 
 WINDOW_SECONDS = 30.0
-#: What grew in an hour is told by steps of this.
+#: Length and step of the samples from which growth in an hour is computed.
 HOUR_SECONDS, HOUR_STEP_SECONDS = 3_600.0, 60.0
-#: A change of lag is not judged over less than this.
+#: Changes over a shorter time are not judged.
 SHORTEST_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Where a reader was on a stream: its position for each writer, and its lag."""
+    """A reader's position on a stream, for each writer, and its lag."""
 
     position: Mapping[str, int]
     lag_facts: int
@@ -32,28 +32,29 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Motion:
-    """How a reader moved; None where it was not watched long enough to tell."""
+    """The movement of a reader. A value is None if the reader was not watched long enough."""
 
     unmoved_seconds: float | None = None
     lag_change_per_second: float | None = None
     went_back_seconds: float | None = None
-    """How long ago its position for a writer became lower; None: it was not seen to."""
+    """How long ago its position for a writer became lower. None: it never did while watched."""
 
 
 class _Track:
-    """One key. There may be many thousands, so what does not change is kept once."""
+    """The samples of one key."""
 
+    # There may be many thousands of keys, so a lag or position that does not change is stored once.
     __slots__ = ("lags", "moved_at", "position", "since", "went_back_at")
 
     def __init__(self, at: float, sample: Sample) -> None:
         self.since = self.moved_at = at
         self.went_back_at: float | None = None
         self.position = sample.position
-        #: The lag from a moment on, until the next one.
+        #: (moment, lag): the lag from that moment until the next entry.
         self.lags = [(at, sample.lag_facts)]
 
     def add(self, at: float, sample: Sample, oldest: float) -> None:
-        """The next sample; what was before ``oldest``, a moment of an earlier sample, counts no more."""
+        """Adds the next sample. Lags before ``oldest``, the moment of an earlier sample, are dropped."""
         before, self.position = self.position, sample.position
         if sample.position != before:
             self.moved_at = at
@@ -67,13 +68,16 @@ class _Track:
 
 
 class Speeds:
-    """Growth per second of counters over the last half minute, several of them by each key."""
+    """Growth per second over the last half minute, for several counters of each key."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, deque[tuple[float, tuple[int, ...]]]] = {}
 
     def add(self, at: float, counters: Mapping[Hashable, tuple[int, ...]]) -> dict[Hashable, tuple[float, ...] | None]:
-        """Take the counters of one moment, forget other keys; None where they were not watched long enough."""
+        """Adds the counters of one moment and forgets other keys.
+
+        Returns growth per second, None if watched for less than 3 seconds.
+        """
         for gone in self._seen.keys() - counters.keys():
             del self._seen[gone]
         return {key: self._add_one(key, at, values) for key, values in counters.items()}
@@ -96,7 +100,7 @@ class Hours:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def add(self, at: float, counters: Mapping[Hashable, int]) -> dict[Hashable, int | None]:
-        """Take the counters of one moment, forget other keys; None where they were not watched for an hour."""
+        """Adds the counters of one moment and forgets other keys. Returns the growth, None if not watched for an hour."""
         for gone in self._seen.keys() - counters.keys():
             del self._seen[gone]
         return {key: self._add_one(key, at, value) for key, value in counters.items()}
@@ -112,7 +116,7 @@ class Hours:
 
 
 class History:
-    """Earlier samples by key. Not thread-safe: whoever takes snapshots owns it."""
+    """Earlier samples by key. Not thread-safe: it belongs to the one caller that takes snapshots."""
 
     def __init__(self) -> None:
         self._tracks: dict[Hashable, _Track] = {}
@@ -125,14 +129,17 @@ class History:
         self.hours = Hours()
 
     def seldom(self, name: str, at: float, every_seconds: float, read: Callable[[], Any]) -> Any:
-        """What is read anew no more often than that; in between what was read last."""
+        """Returns the cached result of ``read``.
+
+        Calls it again if the result is ``every_seconds`` old, or the clock went back.
+        """
         known = self._seldom.get(name)
         if known is None or not 0 <= at - known[0] < every_seconds:
             known = self._seldom[name] = (at, read())
         return known[1]
 
     def add(self, at: float, samples: Mapping[Hashable, Sample]) -> dict[Hashable, Motion]:
-        """Take the samples of one snapshot, forget keys that are not in it, and tell how each key moved."""
+        """Adds the samples of one snapshot, forgets keys that are not in it, and returns how each key moved."""
         for gone in self._tracks.keys() - samples.keys():
             del self._tracks[gone]
         self._moments.append(at)

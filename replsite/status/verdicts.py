@@ -1,8 +1,8 @@
-"""The status words of writers and readers: one rule each (pure).
+"""Assigns status words to writers, readers and jobs, one rule for each word (pure).
 
-The words are those of ``docs/reference/status-words.md``. Quiet is never taken for broken: a writer or reader is called gone by
-its missing sign of life, and stuck only while it shows life and yet does not move. A rule sees plain numbers; whoever
-reads the database or a clock does it elsewhere.
+The words are those of ``docs/reference/status-words.md``. Silence alone is never an error. A writer or reader is called
+gone if its heartbeat is missing, and stuck only if it has a heartbeat and does not move. The rules take plain numbers.
+Reading the database and the clock is left to the callers.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ __all__ = [
 ]
 
 
-#: A queued job that nobody has begun for so long needs somebody.
+#: A job that is queued for longer, while no queued job is running, needs a ``runjobs`` process.
 JOB_WAITS_SECONDS = 60.0
 _MOST_OF_ERROR = 300
-#: The way out of an error of trimmed facts, which the error names itself.
+#: The remedy that the error about trimmed facts names itself.
 _RESYNC = "manage.py resync reader"
 
 
 class Severity(IntEnum):
-    """How much a status matters; pages and commands show the highest first."""
+    """The importance of a status. Pages and commands show the highest first."""
 
     FINE = 0
     NOTE = 1
@@ -60,7 +60,7 @@ class Severity(IntEnum):
 
 
 class WriterWord(StrEnum):
-    """How a writer does on a stream."""
+    """Status words of a writer on a stream."""
 
     WRITING = "writing"
     IDLE = "idle"
@@ -74,7 +74,7 @@ class WriterWord(StrEnum):
 
 
 class ExpectedWord(StrEnum):
-    """How a writer does that has to be there."""
+    """Status words of a writer that REPLSITE_EXPECTED_WRITERS requires."""
 
     THERE = "there"
     MISSING = "missing"
@@ -82,7 +82,7 @@ class ExpectedWord(StrEnum):
 
 
 class ReaderWord(StrEnum):
-    """How a reader does on a stream."""
+    """Status words of a reader on a stream."""
 
     CURRENT = "current"
     IDLE = "idle"
@@ -100,7 +100,7 @@ class ReaderWord(StrEnum):
 
 
 class JobWord(StrEnum):
-    """How a job does."""
+    """Status words of a job."""
 
     QUEUED = "queued"
     WAITING = "waiting"
@@ -112,7 +112,7 @@ class JobWord(StrEnum):
 
 
 class HealthWord(StrEnum):
-    """The whole in one word."""
+    """Status words of the whole site."""
 
     WELL = "well"
     LOOK = "look"
@@ -121,50 +121,50 @@ class HealthWord(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where one word ends and the next begins."""
+    """Thresholds between the status words."""
 
     heartbeat_seconds: float = 1.0
-    """Period of signs of life; three missed ones mean gone."""
+    """Period of heartbeats. After three missed ones the owner is gone."""
     blocked_after_seconds: float = 10.0
-    """A fact that is pending for longer blocks its stream."""
+    """A fact that is pending for longer makes its writer *blocked*."""
     writing_within_seconds: float = 10.0
     """A writer whose last fact is younger is writing."""
     idle_after_seconds: float = 60.0
     """A stream without a new fact for this long is quiet."""
     current_within_seconds: float = 1.0
-    """Facts younger than this may be on their way: a reader that misses only those is current."""
+    """Facts younger than this may be on their way. A reader that misses only those is current."""
     stuck_after_seconds: float = 10.0
     """A reader that does not move for this long, with facts unread for this long, is stuck."""
     falling_floor_facts: int = 100
     falling_floor_seconds: float = 5.0
-    """Lag below either floor is not called falling behind, however it moves."""
+    """Lag below either floor is never called falling behind, even if it grows."""
     went_back_shown_seconds: float = 60.0
-    """How long it is told of a reader that it went back."""
+    """For how long a reader that went back is shown as such."""
     missing_after_seconds: float = 30.0
-    """An expected writer may be away for so long, as while it is restarted, before that is wrong."""
+    """An expected writer may be away for so long, for example during a restart. After that it is an error."""
     left_behind_after_seconds: float = 60.0
-    """A named reader that nobody runs is left behind when facts were unread for this long meanwhile."""
+    """A named reader without a process is left behind once it was not run, and had unread facts, for longer than this."""
 
     @property
     def gone_after_seconds(self) -> float:
-        """Age of a heartbeat from which its owner counts as gone."""
+        """Age of a heartbeat above which its owner counts as gone."""
         return 3 * self.heartbeat_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A status word, how much it matters, and a sentence that says why and what to do."""
+    """A status word with its severity and a sentence that gives the reason and what to do."""
 
     word: str
     severity: Severity
     sentence: str
     command: str = ""
-    """The command in the sentence that would mend it, word for word; empty: there is none."""
+    """The command in the sentence that repairs it, ready to run. Empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOnStream:
-    """What the rules see of a writer on one stream; ages in seconds, None when there is none."""
+    """The figures from which the rules judge a writer on one stream. Ages are in seconds, None if there is none."""
 
     stream: str
     writer: str
@@ -177,7 +177,7 @@ class WriterOnStream:
     last_write_age: float | None = None
     transaction: int | None = None
     session: str = ""
-    """Who holds the oldest pending transaction open, in words; empty when nobody was found."""
+    """The session that holds the oldest pending transaction open, in words. Empty: none was found."""
     process: str = ""
     """Its process and host, in words."""
     draining: bool = False
@@ -185,67 +185,67 @@ class WriterOnStream:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedSeen:
-    """What the rules see of writers that have to be there."""
+    """The figures from which the rules judge an expected writer."""
 
     writer: str
     """Name or pattern."""
     living: int = 0
-    """Writers of that name that are alive and have not left the stream."""
+    """Number of writers of that name that are alive and have not left the stream."""
     gone_seconds: float | None = None
-    """How long ago one of that name was last heard of; None: never."""
+    """Age of the last heartbeat of a writer of that name. None: there never was one."""
     least_per_hour: float | None = None
     facts_last_hour: int | None = None
-    """None: it was not watched for an hour."""
+    """None: not watched for an hour yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderOnStream:
-    """What the rules see of a reader on one stream."""
+    """The figures from which the rules judge a reader on one stream."""
 
     lag_facts: int = 0
     lag_seconds: float = 0.0
     heartbeat_age: float = 0.0
     stream_quiet_seconds: float | None = None
-    """Age of the stream's newest fact; None: it has none."""
+    """Age of the stream's newest fact. None: it has none."""
     unmoved_seconds: float | None = None
-    """How long its position has been seen not to move; None: it was seen once only."""
+    """For how long its position did not move while watched. None: it was sampled only once."""
     lag_change_per_second: float | None = None
-    """Facts; above 0: the lag grows. None: not known yet."""
+    """In facts. Above 0: the lag grows. None: not known yet."""
     close_reason: str | None = None
-    """Why the connection was closed; None: it is open."""
+    """Why the connection was closed. None: it is open."""
     went_back_seconds: float | None = None
-    """How long ago its position was seen to become lower; None: it was not."""
+    """How long ago its position became lower. None: it never did while watched."""
     waits_for: str = ""
-    """What a linear reader waits for that has read all that it may: the writer and its status; empty: nothing."""
+    """The writer that a linear reader waits for, with its status, if it has read all that it may. Empty: none."""
     named: NamedReader | None = None
     """None: it has no stored cursor."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedReader:
-    """What the rules see of a reader with a stored cursor, besides where it is."""
+    """The further figures from which the rules judge a reader with a stored cursor."""
 
     name: str
     runs: bool = True
-    """A living process follows this stream as this reader."""
+    """True: a living process follows this stream as this reader."""
     unrun_seconds: float = 0.0
-    """How long nobody has, if nobody does."""
+    """For how long no process has followed it. 0 while one does."""
     has_ended: bool = False
-    """Its process let it go; otherwise it was killed, or hangs."""
+    """True: its process ended in order. False: it was killed, or hangs."""
     error: str = ""
-    """What stopped it here, until its cursor moves again."""
+    """Error that stopped it on this stream. It is kept until its cursor moves again."""
     is_wanted: bool = False
-    """REPLSITE_READERS names it."""
+    """True: REPLSITE_READERS names it."""
     parked_facts: int = 0
     parked_exact: bool = True
     parked_seconds: float = 0.0
-    """Age of the first one's parking."""
+    """Age of the first dead letter."""
     parked_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingSeen:
-    """What the rules see of a foreign server's writer that is recorded."""
+    """The figures from which the rules judge a recorded writer of a foreign server."""
 
     record: str
     server_name: str
@@ -257,21 +257,21 @@ class RecordingSeen:
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """What the rules see of a job. ``waits_seconds``: how long it has been queued; null: it is not."""
+    """The figures from which the rules judge a job. ``waits_seconds`` is the time in the queue, None if it is not queued."""
 
     state: str
     killed: bool = False
     error: str = ""
     waits_seconds: float | None = None
     is_served: bool = False
-    """Another queued job is at work, so somebody carries them out."""
+    """True: another queued job is running, so a process carries them out."""
     asked_to_end: bool = False
     seconds_left: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A status that is worth a look, and whom it is about."""
+    """A status that needs a look, with the name of its writer, reader, job or stream."""
 
     subject: str
     verdict: Verdict
@@ -279,7 +279,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The whole: a word, the worst status and why, and all problems, worst first."""
+    """The state of the whole site: a word, the worst status with its reason, and all problems, worst first."""
 
     word: HealthWord
     sentence: str
@@ -287,7 +287,7 @@ class Health:
 
 
 def judge_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
-    """The status of a writer on a stream."""
+    """Returns the status of a writer on a stream."""
     if seen.retired:
         return Verdict(WriterWord.RETIRED, Severity.FINE, "Left the stream; takes no part in the linear position.")
     if seen.heartbeat_age is None or seen.heartbeat_age > limits.gone_after_seconds:
@@ -298,7 +298,7 @@ def judge_writer(seen: WriterOnStream, limits: Limits) -> Verdict:
 
 
 def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
-    """The status of a writer of a foreign server."""
+    """Returns the status of a recorded writer of a foreign server."""
     missed = f" {_capital(counted(seen.ranges_missed, 'range'))} of facts missed." if seen.ranges_missed else ""
     if seen.has_ended or seen.heartbeat_age > limits.gone_after_seconds:
         severity = Severity.NOTE if seen.has_ended else Severity.WARNING
@@ -311,7 +311,7 @@ def judge_recording(seen: RecordingSeen, limits: Limits) -> Verdict:
 
 
 def judge_expected(seen: ExpectedSeen, limits: Limits) -> Verdict:
-    """The status of a writer that REPLSITE_EXPECTED_WRITERS names."""
+    """Returns the status of a name or pattern of REPLSITE_EXPECTED_WRITERS."""
     if not seen.living:
         heard = "it never wrote" if seen.gone_seconds is None else f"last heard of {duration(seen.gone_seconds)} ago"
         text = f"REPLSITE_EXPECTED_WRITERS wants it here, and no living process writes as it ({heard}). Start it."
@@ -362,7 +362,7 @@ def _blocked_writer(seen: WriterOnStream) -> Verdict:
 
 
 def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
-    """The status of a reader on a stream; parked facts are told of where nothing worse is."""
+    """Returns the status of a reader on a stream. Dead letters are reported only if nothing is worse."""
     verdict = _judge_following(seen, limits)
     if seen.named is not None and seen.named.parked_facts and verdict.severity < Severity.WARNING:
         return _parked(seen.named)
@@ -381,7 +381,7 @@ def _judge_following(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
-    """The status of a reader that is not there, or was stopped by an error; None: it is at work."""
+    """Returns the status of a reader that is not running or was stopped by an error. None if it is running."""
     if (named := seen.named) is not None:
         if named.error and not (named.runs and seen.lag_facts == 0):
             return _failed_reader(seen, named)
@@ -438,7 +438,7 @@ def _parked(named: NamedReader) -> Verdict:
 
 
 def judge_missing_reader(name: str) -> Verdict:
-    """The status of a reader that the settings name, and that nobody has heard of."""
+    """Returns the status of a reader that REPLSITE_READERS names and that is not known here."""
     text = f"REPLSITE_READERS names it, but nobody heard of {name} within a day. Start it; it goes on where it was."
     return Verdict(ReaderWord.NEVER_SEEN, Severity.WARNING, text)
 
@@ -476,7 +476,7 @@ def _behind(seen: ReaderOnStream) -> str:
 
 
 def judge_job(seen: JobSeen) -> Verdict:
-    """The status of a job."""
+    """Returns the status of a job."""
     if seen.killed:
         command = "manage.py runjobs"
         cure = f"A queued one is begun again by {command}, others by their command."
@@ -505,7 +505,7 @@ def _queued_job(seen: JobSeen) -> Verdict:
 
 
 def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdict | None:
-    """A stored position above the sequence: IDs would be given out twice. None when all is well."""
+    """Returns a verdict if the stored position is above the sequence, None otherwise. IDs would then be handed out twice."""
     if sequence_value is None or sequence_value >= head:
         return None
     command = "manage.py check_streams --repair"
@@ -517,12 +517,12 @@ def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdic
 
 
 def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:
-    """The most severe verdict (the first of equal ones); ``otherwise`` when there is none."""
+    """Returns the most severe verdict, the first of equal ones. ``otherwise`` if there is none."""
     return max(verdicts, key=lambda verdict: verdict.severity, default=otherwise)
 
 
 def judge_health(problems: Iterable[Problem], summary: str) -> Health:
-    """The whole from its parts; ``summary`` is what there is, said when nothing is wrong."""
+    """Returns the state of the whole site. ``summary`` counts its parts, and is shown if nothing is wrong."""
     found = sorted(problems, key=lambda problem: -problem.verdict.severity)
     if not found or found[0].verdict.severity < Severity.WARNING:
         return Health(HealthWord.WELL, f"All is well: {summary}.", tuple(found))

@@ -1,1 +1,1 @@
-"""Tables and questions in the terminal."""
+"""Tables and confirmations in the terminal."""

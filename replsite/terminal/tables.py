@@ -1,6 +1,6 @@
-"""The live page's tables as lines of text for terminals (pure): plain and aligned, or cells for rich.
+"""Renders the tables of the live page for terminals (pure), as aligned plain lines or as cells for ``rich``.
 
-Names are chosen by whoever connects, so characters that a terminal would act on are written as escapes.
+Clients choose their own names. So characters that a terminal would interpret are written as escapes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def _said(cell: Cell, now: datetime) -> str:
 
 
 def cells_of(row: Row, now: datetime, *, indent: bool) -> list[str]:
-    """The cells of one line; members of a group are indented below its head."""
+    """Returns the cells of one line. A member of a group is indented below its head."""
     first, *rest = [_said(cell, now) for cell in row["cells"]]
     return [f"  {first}" if indent else first, *rest]
 
 
 def rows_of(groups: Iterable[Group], now: datetime) -> list[tuple[str, bool, list[str]]]:
-    """(severity, whether it heads a group, cells) of every line."""
+    """Returns (severity, whether it heads a group, cells) for every line."""
     found = []
     for group in groups:
         found.append((group["head"]["severity"], True, cells_of(group["head"], now, indent=False)))
@@ -41,7 +41,7 @@ def rows_of(groups: Iterable[Group], now: datetime) -> list[tuple[str, bool, lis
 
 
 def lines_of(columns: Sequence[Column], groups: Iterable[Group], now: datetime) -> list[str]:
-    """Aligned plain lines, nothing cut off."""
+    """Returns aligned plain lines with a title line. Nothing is cut off."""
     rows = [[column.title for column in columns], *(cells for _, _, cells in rows_of(groups, now))]
     widths = [max(len(row[index]) for row in rows) for index in range(len(columns))]
     return ["  ".join(map(_set, row, widths, columns)).rstrip() for row in rows]

@@ -1,7 +1,7 @@
-"""``manage.py streams retire`` and ``abort``: what is said, asked and waited for; ``streams.writing.terminate`` does it.
+"""Implements the dialogue of ``manage.py streams retire`` and ``abort``. ``streams.writing.terminate`` does the work.
 
-Called with a cursor of a direct connection. Raises ``CommandError`` with status 1 when the writer is left as it was or
-halfway, and 2 when it may not be asked.
+Called with a cursor of a direct connection. Raises ``CommandError`` with status 1 if the writer is left as it was or
+halfway. The status is 2 if a confirmation is needed and there is no terminal.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Say = Callable[[str], Any]
 
 
 class Confirmation:
-    """Asks before something is done that cannot be undone: the name has to be typed."""
+    """A prompt before an action that cannot be undone. The operator has to type the name."""
 
     def __init__(self, ask: Callable[[str], str] | None = None) -> None:
         self._ask = ask or (input if sys.stdin is not None and sys.stdin.isatty() else None)
 
     def ask(self, name: str, question: str) -> None:
-        """Return when the name was typed; raises ``CommandError`` otherwise, and where nobody can be asked."""
+        """Returns once the name was typed. Raises ``CommandError`` for any other answer, and where there is no terminal."""
         if self._ask is None:
             raise CommandError(f"{question} Nobody can be asked here: add --yes.", returncode=2)
         if self._ask(f"{question} Type {name} to go on: ").strip() != name:
@@ -47,7 +47,11 @@ class WriterActions:
         self._confirmation = Confirmation(ask)
 
     def retire(self, cursor: Any, writer: str, timeout_seconds: float) -> None:
-        """Take a dead writer out by evidence; ask a living one to leave, and wait for it."""
+        """Retires the writer on all its streams.
+
+        A dead writer is retired if evidence shows that it is dead. A living one is asked to leave, and this waits for it
+        ``timeout_seconds`` long.
+        """
         found = terminate.holding(cursor, writer)
         if found.retired:
             self._say(f"{writer} is retired already.")
@@ -57,8 +61,10 @@ class WriterActions:
             self._tell(done)
             return
         if found.lock is None:
+            # The process is gone, but the writer could not be resolved. Another process may be retiring it right now, so this
+            # waits a moment before it reports an open transaction.
             if terminate.wait_until(lambda: terminate.is_retired(cursor, writer), terminate.YOUNG_SECONDS):
-                self._say(f"{writer} is retired already.")  # by somebody who was looking at it just now
+                self._say(f"{writer} is retired already.")
                 return
             raise CommandError(_still_open(terminate.holding(cursor, writer)), returncode=1)
         streams = terminate.ask_to_leave(cursor, writer, by)
@@ -69,7 +75,7 @@ class WriterActions:
             self._say(f"{writer} retired on {row.stream} at {row.position}")
 
     def abort(self, cursor: Any, writer: str, *, is_confirmed: bool) -> None:
-        """Name what holds the writer's streams back, and end it once that is confirmed."""
+        """Lists what holds the writer's streams back, and ends it once that is confirmed."""
         found = terminate.holding(cursor, writer)
         if found.retired:
             self._say(f"{writer} is retired: it holds nothing back.")
@@ -112,7 +118,7 @@ def _by(action: str) -> str:
 
 
 def _described(found: Holding) -> list[str]:
-    """What holds the streams back: which process, host, transaction, since when."""
+    """Returns lines that list what holds the streams back: process and host, transactions, and since when."""
     lines = [f"{found.writer}: {found.process}, {'alive' if found.lock else 'gone'}"]
     for row in found.rows:
         if row.pending_facts:

@@ -1,9 +1,11 @@
-"""Spark's own daemon, which forks its Python workers, with what they all import loaded before: a third of a small job's CPU.
+"""Starts Spark's daemon, which forks its Python workers, with their common imports loaded.
 
-Spark puts its sources first on the path of workers as an archive, out of which each worker would compile them anew; here the
-installed package is imported, once. The JVM starts it in place of ``pyspark.daemon`` where the master is local
-(``pipeline.spark.session``). Alone in its folder, which is on its path: it knows nothing of the project, and workers have of
-that what a job ships. Threads would not survive the fork, so nothing here may start one.
+This saves a third of a small job's CPU.
+
+Spark puts its sources first on the workers' path, as an archive. From that, each worker would compile them again. Here the
+installed package is imported once. The JVM starts this module in place of ``pyspark.daemon`` if the master is local
+(``pipeline.spark.session``). It is alone in its folder, because that folder is on its path. It must not import the project:
+workers get the project's code from what a job ships. Threads would not survive the fork, so nothing here may start one.
 """
 
 from __future__ import annotations
