@@ -1,17 +1,19 @@
 """Epochs: a restored database is another life of its streams, and tokens of the old life are refused.
 
 A restored backup lacks the newest facts, and its sequences will issue their IDs again. A reader with a cursor from before
-would skip the new facts under the old IDs, or believe in facts that are gone. So each life of the database has a random
-word, which is stored with every token. The wire is not changed: its tokens are plain numbers, and a connection ends with
-its database.
+would skip the new facts under the old IDs, or believe in facts that are gone. So each life of the database has a
+random word, and stored tokens carry it. The wire is not changed: its tokens are plain numbers, and a connection ends
+with its database.
 
 A restore is detected without an operator: the newest row of ``streams_epoch`` names the place of its life, and a restored
 copy is in another place.
 
-===========================  ================================================================= difference
-what happened ===========================  ================================================================= system
-identifier            a dump was loaded into another cluster (or ``pg_upgrade`` made one) database or table number     a
-dump was loaded into the same cluster timeline                     a recovery to a point in time, or a promoted standby
+===========================  =================================================================
+difference                   what happened
+===========================  =================================================================
+system identifier            a dump was loaded into another cluster (or ``pg_upgrade`` made one)
+database or table number     a dump was loaded into the same cluster
+timeline                     a recovery to a point in time, or a promoted standby
 ===========================  =================================================================
 
 A promoted standby may lack the primary's last commits, unless it is a synchronous one. ``REPLSITE_FAILOVER_KEEPS_EPOCH``

@@ -25,7 +25,7 @@ class _Known(Sized, Container[str], Protocol):
 
 
 def plain_label(name: str, known: _Known, most: int = MOST_LABELS) -> str:
-    """Returns the name if it is plain, and is known or there is room for one more; else ``other``."""
+    """Returns the name if it is plain, and is in ``known`` or fewer than ``most`` are; else ``other``."""
     is_plain = _PLAIN_NAME.fullmatch(name) and (name in known or len(known) < most)
     return name if is_plain else OTHER
 
