@@ -109,10 +109,10 @@ def current_epoch(cursor: Any) -> str:
 
 
 def epoch_to_see(cursor: Any) -> str:
-    """Returns ``current_epoch`` for a role that may only read; empty if the role may not even read it.
+    """Returns the present epoch for a role that may only read; empty if the role cannot find it out.
 
-    A restored database whose new epoch has not begun yet also returns an empty word, not the former one. Call it in
-    autocommit mode.
+    That is the case if the role may not query the identity of the database. It is also the case if a restored database
+    needs a new epoch, which the role may not begin: the former word would be wrong. Call it in autocommit mode.
     """
     try:
         return current_epoch(cursor)

@@ -210,9 +210,9 @@ def past_pooler(using: str) -> Iterator[None]:
 
 @contextmanager
 def in_transaction(cursor: Any) -> Iterator[None]:
-    """A transaction on a direct connection: committed at the end, rolled back on any error, so that none stays open.
+    """Runs the block in a transaction on a direct connection: commits at the end, rolls back on any error.
 
-    READ COMMITTED: each of its statements sees everything that is committed when it begins.
+    So no transaction stays open. READ COMMITTED: each of its statements sees everything that is committed when it begins.
     """
     cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
     try:

@@ -294,7 +294,7 @@ def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
 
 
 def _young_since(cursor: Any, keep: Keep) -> Any:
-    """Returns the time from which received facts are kept, one for the whole run; None without an age rule."""
+    """Returns the time of receipt from which facts are kept, one for the whole run; None without an age rule."""
     if keep.age is None:
         return None
     cursor.execute("SELECT clock_timestamp() - %s", [keep.age])

@@ -112,8 +112,8 @@ class StreamPosition(models.Model):
     """The position of one writer of one stream: every fact that it reserved up to ``position`` is complete.
 
     The row is written after the commit of the facts that it covers. A process that reads a position and then the table
-    sees all facts of that writer up to it. It never goes down while its writer lives. The rows of a stream that are not
-    retired are its set of writers: the linear position is their minimum.
+    sees all facts of that writer up to it. The position never goes down while its writer lives. The rows of a stream that
+    are not retired are its set of writers: the linear position is their minimum.
     """
 
     stream = models.TextField()

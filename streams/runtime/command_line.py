@@ -59,7 +59,7 @@ class SiteCommand(BaseCommand):
         return "\n".join(["examples:", *lines, "", EXIT_STATUS])
 
     def told_examples(self) -> Sequence[tuple[str, str]]:
-        """Returns the examples for the help, as (typed, what it does)."""
+        """Returns the examples for the help: pairs of the words after ``manage.py`` and a description."""
         return self.examples
 
     def is_service(self, options: Mapping[str, Any]) -> bool:

@@ -24,7 +24,7 @@ _was_enabled = False
 def keep_for_good() -> None:
     """Excludes all present objects from later collections, once in a process.
 
-    For workers of Spark, whose daemon collects garbage after every task, over everything that was ever imported.
+    For workers of Spark: their daemon collects garbage after every task, and would each time look at all imported modules.
     """
     gc.freeze()
 

@@ -191,7 +191,7 @@ class Recorder:
 
     @contextmanager
     def _transaction(self) -> Any:
-        """A transaction on the session that holds the name. After a reconnection the name is locked first."""
+        """Opens a transaction on the session that holds the name. After a reconnection the name is locked first."""
         with self._connection.cursor() as cursor:
             # The lock is counted: on a session that holds it already, this succeeds again. On a new session it shows if
             # another process took the name meanwhile.
