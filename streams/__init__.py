@@ -1,1 +1,1 @@
-"""The log engine: ordered change streams with several writers on PostgreSQL. Knows nothing of rooms or events."""
+"""The stream engine: ordered change streams with several writers on PostgreSQL. It has no notion of rooms or events."""

@@ -1,4 +1,4 @@
-"""Registers the room ``streams`` with Django."""
+"""Registers the app ``streams`` with Django."""
 
 import atexit
 
@@ -8,7 +8,7 @@ from django.db.backends.signals import connection_created
 
 
 class StreamsConfig(AppConfig):
-    """The engine: fixed label and key type, so that installing it elsewhere invents no migrations."""
+    """The engine's app. Label and key type are fixed, so that no project's ``makemigrations`` finds changes."""
 
     name = "streams"
     label = "streams"
@@ -16,11 +16,14 @@ class StreamsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks; leave all streams at an orderly exit, so that nobody waits for a process that is gone."""
+        """Registers the checks and subjects, and a hook that retires this process's writers at an orderly exit.
+
+        Without the hook, others would wait for the writers of a process that is gone.
+        """
         from streams import checks  # noqa: F401, PLC0415 - importing registers the checks
-        from streams.homeserver import federation_queue, typing  # noqa: F401, PLC0415 - what happens when they begin anew
-        from streams.maintenance import trim_command  # noqa: PLC0415 - importing registers the checks
-        from streams.writing import process  # noqa: PLC0415 - importing registers the checks
+        from streams.homeserver import federation_queue, typing  # noqa: F401, PLC0415 - registers their reset hooks
+        from streams.maintenance import trim_command  # noqa: PLC0415 - models can be imported only from here on
+        from streams.writing import process  # noqa: PLC0415 - models can be imported only from here on
 
         trim_command.register_subjects()
         atexit.register(process.retire_all)
@@ -28,7 +31,10 @@ class StreamsConfig(AppConfig):
 
 
 def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
-    """Transactions that append hold locks, too: the server has to notice when the host of one is lost."""
+    """Sets keepalives for the server side of Django's connections to the streams' database.
+
+    Transactions that append hold locks. The server must notice when the host of one is lost.
+    """
     from streams.conf import stream_settings  # noqa: PLC0415
     from streams.db import driver  # noqa: PLC0415 - the driver is not needed to load the app
 

@@ -1,4 +1,4 @@
-"""Cached functions whose values are dropped in every process before a position shows that they are old.
+"""Cached functions whose values are dropped in every process before a position shows that they are stale.
 
     @cached("get_order_status")
     def get_order_status(order_id: str) -> str: ...
@@ -8,14 +8,15 @@
     get_order_status.invalidate_all()
     get_order_status.prefill(("4711",), "paid")
 
-Keys are strings, values anything that nobody changes in place. ``async def`` functions are awaited, and have ``ainvalidate``
-and ``ainvalidate_all``. Another stream can drop values with its own rows: ``caches={"get_order_status": ["order_id"]}`` on its
-declaration. Values that depend on a room's current state say so with ``room_state=``: each change of that state drops them.
+Keys are strings. Values may be of any type, but must not be changed in place. ``async def`` functions are awaited, and
+have ``ainvalidate`` and ``ainvalidate_all``. Another stream can drop values with its own rows:
+``caches={"get_order_status": ["order_id"]}`` on its declaration. Values that depend on a room's current state declare it
+with ``room_state=``. Each change of that state drops them.
 
-What is promised: a value that was dropped is never served again, though a computation of before may still be under way;
-nothing is kept while this process cannot hear of other processes' changes; a transaction sees what it has changed itself.
-The function must read committed data (PostgreSQL's default isolation); in a transaction with a frozen snapshot nothing
-is kept.
+Guarantees: a dropped value is never served again, even if a computation that began before the drop ends after it. Nothing
+is kept while this process cannot receive other processes' changes. A transaction sees what it has changed itself. The
+function must read committed data (PostgreSQL's default isolation). In a transaction with a fixed snapshot nothing is
+kept.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 
 class _Decorate:
-    """What ``cached`` returns: takes a function, plain or async."""
+    """The decorator that ``cached`` returns, for plain and async functions."""
 
     def __init__(self, name: str, max_entries: int, room_state: StateRule | None) -> None:
         self._name, self._max_entries, self._room_state = name, max_entries, room_state
@@ -65,30 +66,33 @@ class _Decorate:
 
 
 def cached(name: str, *, max_entries: int = 10_000, room_state: StateRule | None = None) -> _Decorate:
-    """Decorator: keep the function's values, at most ``max_entries``, those used least recently going first.
+    """Decorator that caches the function's values, at most ``max_entries``; the least recently used are evicted first.
 
-    ``name`` is what other processes call it on the stream ``caches``. ``room_state(room_id, user_ids)`` gives the keys that
-    depend on the current state of a room, users being those whose membership changed; None: the whole cache.
-    Raises ``ValueError`` for a name that is taken.
+    ``name`` identifies the cache in other processes, on the stream ``caches``. ``room_state(room_id, user_ids)`` returns
+    the keys that depend on the current state of a room. The users are those whose membership changed. None means the
+    whole cache. Raises ``ValueError`` for a name that is taken.
     """
     return _Decorate(name, max_entries, room_state)
 
 
 def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str | None = None) -> list[int]:
-    """The current state of a room changed, and the membership of these users: drop all that depends on it, everywhere.
+    """Drops all values that depend on the current state of a room, or on these users' membership, in all processes.
 
-    ``events`` does this for every change that it stores.
+    ``events`` calls this for every change that it stores. Returns the tokens of the facts.
     """
     return invalidate_room_states([(room_id, user_ids)], using)
 
 
 def invalidate_room_states(rooms: Iterable[tuple[str, Iterable[str]]], using: str | None = None) -> list[int]:
-    """``invalidate_room_state`` of several rooms, in one go; late in a transaction, because readers wait for its end."""
+    """Does the same as ``invalidate_room_state`` for several rooms at once.
+
+    Call it late in a transaction: readers of ``caches`` wait for its end.
+    """
     return _append([(ROOM_STATE, keys) for room, users in rooms for keys in room_state_keys(room, users)], using)
 
 
 class _Cached(Generic[T]):
-    """What plain and async cached functions share."""
+    """The common part of plain and async cached functions."""
 
     def __init__(self, name: str, function: Callable[..., Any], max_entries: int) -> None:
         self.name = name
@@ -101,18 +105,18 @@ class _Cached(Generic[T]):
         return f"<cached function {self.name}>"
 
     def invalidate(self, *key: str) -> int:
-        """Drop one value, everywhere, once the caller's transaction has committed; returns the fact's token."""
+        """Drops one value in all processes, once the caller's transaction has committed. Returns the fact's token."""
         return _append([(self.name, list(self._key(key)))])[0]
 
     def invalidate_all(self) -> int:
-        """Drop all values."""
+        """Drops all values in all processes, once the caller's transaction has committed. Returns the fact's token."""
         return _append([(self.name, None)])[0]
 
     def prefill(self, key: Sequence[str], value: T) -> None:
-        """Keep a value that the caller knows: in a transaction once that has committed, else at once.
+        """Keeps a value that the caller knows: after the commit of the caller's transaction, without one at once.
 
-        Not kept when anybody drops the key meanwhile, the caller's own transaction included: first invalidate, then prefill.
-        Outside of a transaction use ``filling`` when the value was read from the database.
+        The value is not kept if its key is dropped meanwhile, also by the caller's own transaction: first invalidate,
+        then prefill. Outside of a transaction use ``filling`` if the value was read from the database.
         """
         connection = _connection()
         if not cache_feed.is_hearing() or _is_frozen(connection):
@@ -125,9 +129,10 @@ class _Cached(Generic[T]):
 
     @contextmanager
     def filling(self, *key: str) -> Iterator[Callable[[T], None]]:
-        """Give a value that is computed inside; it is kept unless the key is dropped before it is given.
+        """Context manager for a value that is computed inside. Yields a function that takes the value and keeps it.
 
-        Not kept in a transaction that has made the key old itself, which may yet be rolled back.
+        The value is not kept if its key is dropped before it is given. Nor is it kept in a transaction that has itself
+        made the key stale, since that may yet be rolled back.
         """
         found, connection = self._key(key), _connection()
         keeps = cache_feed.is_hearing() and self._may_keep(connection, found)
@@ -150,15 +155,15 @@ class _Cached(Generic[T]):
         return key
 
     def _may_keep(self, connection: BaseDatabaseWrapper, key: Key) -> bool:
-        """Whether values may be served and kept here and now."""
+        """Returns true if values may be served and kept in the present transaction."""
         return not is_changed_here(connection, self.name, key) and not _is_frozen(connection)
 
 
 class CachedFunction(_Cached[T]):
-    """A plain function whose values are kept."""
+    """A plain function whose values are cached."""
 
     def __call__(self, *key: str) -> T:
-        """The value, kept or computed."""
+        """Returns the cached value, or computes it. Raises ``BadCacheKey`` if an argument is not a string."""
         found = self._key(key)
         connection = _connection()
         if not cache_feed.is_hearing() or not self._may_keep(connection, found):
@@ -167,9 +172,12 @@ class CachedFunction(_Cached[T]):
         value = self.store.get(found)
         if value is not MISSING:
             return value
+        # The ticket before the computation: A computes from old data, B commits a change and the key is dropped, which
+        # spoils A's ticket, so A's stale value is returned once and not kept.
         ticket = self.store.begin(found)
         try:
             value = self._function(*found)
+            # Checked again: the notifications may have been lost, or this transaction may have changed the key, meanwhile.
             if cache_feed.is_hearing() and self._may_keep(connection, found):
                 self.store.finish(ticket, value)
         finally:
@@ -178,10 +186,10 @@ class CachedFunction(_Cached[T]):
 
 
 class AsyncCachedFunction(_Cached[T]):
-    """An ``async def`` function whose values are kept."""
+    """An ``async def`` function whose values are cached."""
 
     async def __call__(self, *key: str) -> T:
-        """The value, kept or computed."""
+        """Returns the cached value, or computes it. Raises ``BadCacheKey`` if an argument is not a string."""
         found = self._key(key)
         if not cache_feed.has_begun():
             await sync_to_async(cache_feed.is_hearing, thread_sensitive=False)()
@@ -203,20 +211,20 @@ class AsyncCachedFunction(_Cached[T]):
 
     @staticmethod
     def _may_keep_in_thread() -> bool:
-        """Asked in the thread whose connection the function's queries use."""
+        """Returns true unless the transaction has a fixed snapshot. Called in the thread whose connection the queries use."""
         return not _is_frozen(_connection())
 
     async def ainvalidate(self, *key: str) -> int:
-        """``invalidate`` for async code."""
+        """Does the same as ``invalidate``, for async code."""
         return await sync_to_async(self.invalidate, thread_sensitive=True)(*key)
 
     async def ainvalidate_all(self) -> int:
-        """``invalidate_all`` for async code."""
+        """Does the same as ``invalidate_all``, for async code."""
         return await sync_to_async(self.invalidate_all, thread_sensitive=True)()
 
 
 class _Fill:
-    """Keeps a value after the commit; when Django throws it away instead, its ticket is given back."""
+    """A callback that keeps a value after the commit. If Django discards it instead, its ticket is given back."""
 
     def __init__(self, store: CacheStore, ticket: Ticket, value: Any) -> None:
         self._store, self._ticket, self._value = store, ticket, value
@@ -239,6 +247,6 @@ def _connection() -> BaseDatabaseWrapper:
 
 
 def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
-    """A transaction that sees the database as it was: what it reads now may be old already."""
+    """Returns true in a transaction with a fixed snapshot: the values that it reads now may be stale already."""
     level = getattr(connection, "isolation_level", None)
     return connection.in_atomic_block and level is not None and int(level) in driver.FROZEN

@@ -1,4 +1,4 @@
-"""System checks of the engine: settings that cannot work, and a site that forgot where the migrations are."""
+"""System checks of the engine: settings that cannot work, and a site without a mapping of the migrations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["check_declarations", "check_facts", "check_migration_modules", "chec
 
 @register()
 def check_migration_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Without the mapping Django finds no migrations, makes no tables and says nothing: refuse loudly."""
+    """Finds apps whose migrations are not mapped. Django would find none of them and create no tables, without an error."""
     mapped: dict[str, str] = getattr(settings, "MIGRATION_MODULES", {})
     return [
         Error(
@@ -42,7 +42,7 @@ def check_migration_modules(app_configs: Sequence[AppConfig] | None, **kwargs: A
 
 @register()
 def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Names that cannot travel, writers of unknown streams, times that make no sense."""
+    """Finds invalid writer names, writers of unknown streams, and impossible time-outs."""
     conf = stream_settings()
     if not _are_writers(conf.writers):
         hint = 'For instance {"events": ["master", "web-{n}"]}.'
@@ -57,7 +57,7 @@ def check_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> li
     for stream in set(conf.writers) - set(registry.names()):
         hint = f"Known streams: {', '.join(registry.names())}."
         found.append(Error(f"REPLSITE_WRITERS names the unknown stream {stream!r}.", hint=hint, id="streams.E003"))
-    if not conf.ping_timeout_seconds > conf.ping_interval_seconds:  # not a number, too
+    if not conf.ping_timeout_seconds > conf.ping_interval_seconds:  # true for NaN, too
         text = "REPLSITE_PING_TIMEOUT_SECONDS must be larger than REPLSITE_PING_INTERVAL_SECONDS."
         found.append(Error(text, hint="The protocol uses 5 and 15.", id="streams.E004"))
     found += _writers_of_shared_sequences(conf.writers)
@@ -73,7 +73,10 @@ def _are_writers(writers: Any) -> bool:
 
 
 def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[CheckMessage]:
-    """The position of one stream moves with the others of its sequence only where somebody writes it, too."""
+    """Finds streams that share a sequence and have different writers.
+
+    The position of one stream moves with the others of its sequence only where the same writers write both.
+    """
     return [
         Warning(
             f"REPLSITE_WRITERS gives {stream.name!r} other writers than {other.name!r}, which shares its sequence: the position "
@@ -87,7 +90,7 @@ def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[C
     ]
 
 
-#: Settings that mean nothing at or below zero.
+#: Settings that must be above zero.
 _POSITIVE = (
     "announce_interval_seconds", "heartbeat_seconds", "ping_interval_seconds", "line_limit_bytes",
     "send_buffer_limit_bytes", "send_stall_limit_seconds", "connection_limit", "close_limit_seconds",
@@ -100,7 +103,7 @@ _POSITIVE = (
 
 @register()
 def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Limits that let nothing through, networks that are none, and half of what TLS needs."""
+    """Finds limits of 0 or less, invalid networks, missing TLS files, and contradictory retention times."""
     conf = stream_settings()
     found: list[CheckMessage] = []
     for name in _POSITIVE:
@@ -157,7 +160,7 @@ def _check_retention(conf: StreamSettings) -> list[CheckMessage]:
 
 @register()
 def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Every declared table has its model, and every declared column is a column of it."""
+    """Finds declared tables without a model, and declared columns that their table lacks."""
     found: list[CheckMessage] = []
     for stream in registry.all_streams():
         models = {model._meta.db_table: model for model in stream.models}
@@ -185,7 +188,7 @@ def check_declarations(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -
 
 @register()
 def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Foreign keys that would take facts away, and managers that would let them be changed."""
+    """Finds foreign keys that would delete or change facts, and managers that would let facts be changed."""
     models = [model for stream in registry.all_streams() for model in stream.models if issubclass(model, Fact)]
     proxies = [model for model in apps.get_models() if model._meta.proxy and issubclass(model, tuple(models))]
     found: list[CheckMessage] = []
@@ -214,6 +217,6 @@ def check_facts(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[
 
 
 def _managers_that_write(model: type[Model]) -> list[str]:
-    """The names of managers of a model of facts that would let facts be changed."""
+    """Returns the names of a model's managers that would let facts be changed."""
     safe = (FactQuerySet, ReadOnlyQuerySet)
     return [manager.name for manager in model._meta.managers if not issubclass(type(manager.all()), safe)]

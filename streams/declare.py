@@ -1,4 +1,4 @@
-"""Declaring a stream in one class: the declaration is taken from the model.
+"""Declaration of a stream in one class: its declaration is derived from the model.
 
     @stream("orders", "order_id", "status")
     class Order(Fact):
@@ -45,12 +45,14 @@ def stream(
     caches: Mapping[str, KeyRule] | None = None,
     trimmable: bool = True,
 ) -> Callable[[M], M]:
-    """Class decorator: this model's rows are the facts of stream ``name``, ``columns`` are its wire row, in order.
+    """Class decorator that makes the model's rows the facts of stream ``name``, with ``columns`` as wire row, in order.
 
-    Raises ``TypeError`` for a column whose type cannot travel. The stream's IDs come from the sequence
-    ``sequence_of(table)``, which a migration makes with ``CreateStreamSequence``. ``sample(number, thread)`` makes field
-    values for ``manage.py append``. ``caches`` maps names of cached functions (``streams.caching``) to the columns that are
-    their key: a row makes those values old, everywhere. ``trimmable=False`` when the table is the data itself.
+    The stream's IDs come from the sequence ``sequence_of(table)``, which a migration creates with
+    ``CreateStreamSequence``. ``sample(number, thread)`` returns field values for ``manage.py append``. ``caches`` maps
+    names of cached functions (``streams.caching``) to the columns that are their key: a new row drops those values in all
+    processes. ``trimmable=False`` is for a table that is the data itself.
+
+    Raises ``TypeError`` for a column whose type has no wire form.
     """
 
     def declare(model: M) -> M:
@@ -64,7 +66,7 @@ def stream(
 
 
 def sequence_of(table: str) -> str:
-    """The name of the sequence that a one-class stream takes its IDs from."""
+    """Returns the name of the sequence from which a one-class stream takes its IDs."""
     return f"{table}_stream_seq"
 
 
@@ -80,7 +82,7 @@ def _column(model: type[Model], name: str) -> Column:
 
 
 class CreateStreamSequence(RunSQL):
-    """Migration operation: the sequence of a one-class stream, for its table.
+    """Migration operation that creates the sequence of a one-class stream, for its table.
 
     One value is taken at once: position 1 means "empty", so the first fact gets ID 2.
     """
@@ -91,9 +93,9 @@ class CreateStreamSequence(RunSQL):
         self._table = table
 
     def deconstruct(self) -> tuple[str, list[str], dict[str, object]]:
-        """How a migration file writes it."""
+        """Returns the operation's form in a migration file."""
         return type(self).__name__, [self._table], {}
 
     def describe(self) -> str:
-        """What it does, for the migration's log."""
+        """Returns the description for the log of ``migrate``."""
         return f"Create the stream sequence of {self._table}"

@@ -1,24 +1,24 @@
-"""Epochs: a restored database is another life of its streams, and tokens of the old life are refused by name.
+"""Epochs: a restored database is another life of its streams, and tokens of the old life are refused.
 
-A backup that is put back lacks the newest facts, and its sequences will give their IDs out again. A reader that kept its place
-from before would pass over the new facts under the old IDs, or believe in facts that are gone. So each life of the database has
-a random word, and whoever keeps a token keeps the word with it. The wire is not changed: its tokens are plain numbers, and a
-connection lives no longer than its database.
+A restored backup lacks the newest facts, and its sequences will issue their IDs again. A reader with a cursor from before
+would skip the new facts under the old IDs, or believe in facts that are gone. So each life of the database has a
+random word, and stored tokens carry it. The wire is not changed: its tokens are plain numbers, and a connection ends
+with its database.
 
-How a restore is noticed, without being told: the newest row of ``streams_epoch`` names the place of its life, and a restored
-copy finds itself in another one.
+A restore is detected without an operator: the newest row of ``streams_epoch`` names the place of its life, and a restored
+copy is in another place.
 
 ===========================  =================================================================
-what differs                 what happened
+difference                   what happened
 ===========================  =================================================================
 system identifier            a dump was loaded into another cluster (or ``pg_upgrade`` made one)
 database or table number     a dump was loaded into the same cluster
 timeline                     a recovery to a point in time, or a promoted standby
 ===========================  =================================================================
 
-A promoted standby may lack what the primary had committed last, unless it is a synchronous one:
-``REPLSITE_FAILOVER_KEEPS_EPOCH`` says that it is. What cannot be noticed (files put back under a stopped server without a
-recovery) is said with ``manage.py check_streams --new-epoch``.
+A promoted standby may lack the primary's last commits, unless it is a synchronous one. ``REPLSITE_FAILOVER_KEEPS_EPOCH``
+declares that it is. A restore that cannot be detected (files put back under a stopped server without a recovery) is
+declared with ``manage.py check_streams --new-epoch``.
 
 Called with a cursor of any connection, in a transaction or not.
 """
@@ -55,7 +55,7 @@ _MARK = "@"
 #: insufficient_privilege, read_only_sql_transaction
 _NOT_ALLOWED = frozenset({"42501", "25006"})
 
-#: Name: where this database lives; without a timeline on a standby, which cannot tell it and begins no epoch.
+#: Name: the place of this database; without a timeline on a standby, which cannot know it and begins no epoch.
 _IDENTITY = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
        (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
@@ -75,7 +75,7 @@ WHERE id = (SELECT max(id) FROM streams_epoch)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Where a life of the database takes place."""
+    """The place of one life of the database. ``timeline`` is None on a standby."""
 
     system_identifier: str
     database_oid: int
@@ -84,7 +84,7 @@ class Identity:
 
 
 def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | None:
-    """What shows that the database was restored since; None when it is the same life."""
+    """Returns the evidence that the database was restored since; None if it is the same life."""
     if now.timeline is None:
         return None
     if then.system_identifier != now.system_identifier:
@@ -97,9 +97,9 @@ def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | Non
 
 
 def current_epoch(cursor: Any) -> str:
-    """The word of the present epoch; begins a new one when the database finds itself in another place.
+    """Returns the word of the present epoch. Begins a new epoch if the database is in another place than before.
 
-    A standby begins none; it has the primary's.
+    A standby begins none and returns the primary's; empty if that has none yet.
     """
     word, then, now = _look(cursor)
     if then is None:
@@ -109,9 +109,10 @@ def current_epoch(cursor: Any) -> str:
 
 
 def epoch_to_see(cursor: Any) -> str:
-    """``current_epoch`` for who may only read, perhaps not even this; empty where it is not told. In autocommit mode.
+    """Returns the present epoch for a role that may only read; empty if the role cannot find it out.
 
-    A restored database of which nobody has begun an epoch yet is told so, too: not by the word of before.
+    That is the case if the role may not query the identity of the database. It is also the case if a restored database
+    needs a new epoch, which the role may not begin: the former word would be wrong. Call it in autocommit mode.
     """
     try:
         return current_epoch(cursor)
@@ -122,20 +123,20 @@ def epoch_to_see(cursor: Any) -> str:
 
 
 def is_another_life(known: str, found: str) -> bool:
-    """Whether positions that were read in epoch ``known`` (empty: none were) mean nothing in ``found``, the present one."""
+    """Returns true if positions read in epoch ``known`` (empty: none were read) are invalid in the present epoch ``found``."""
     return known not in ("", found)
 
 
 def begin_epoch(cursor: Any, reason: str) -> str:
-    """Begin a new epoch because somebody says so; all tokens that were handed out to keep are refused from now on."""
+    """Begins a new epoch on an operator's request. Tokens that were issued before are refused from now on."""
     word, then, now = _look(cursor)
     return _begin(cursor, word if then is not None else None, reason, now)
 
 
 def keep_epoch(cursor: Any) -> str:
-    """Say that nothing was lost on the way here (``pg_upgrade``, a move of the cluster): the epoch goes on in this place.
+    """Continues the present epoch in the database's new place, after a move without loss (``pg_upgrade``, a moved cluster).
 
-    To be said before any process of ours has started on the moved database.
+    Call it before any of our processes has started on the moved database.
     """
     word, then, now = _look(cursor)
     if then is None:
@@ -154,7 +155,9 @@ def _look(cursor: Any) -> tuple[str, Identity | None, Identity]:
 
 
 def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
-    """One of several that notice at once begins it: an epoch has one successor, whoever is second waits and takes that."""
+    """Begins an epoch, or returns the one that another process has begun at the same moment."""
+    # An epoch has one successor (`follows` is unique). A and B detect a restore at once: A inserts its word, B's insert
+    # waits for A's commit and inserts nothing, and B returns A's word.
     fresh = "".join(secrets.choice(_WORD_LETTERS) for _ in range(_WORD_LENGTH))
     place = [now.system_identifier, now.database_oid, now.table_oid, now.timeline or 0]
     cursor.execute(_BEGIN, [fresh, before or "", reason, *place])
@@ -167,9 +170,10 @@ def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
 
 
 def check_epoch(cursor: Any, kept: str, what: str) -> str:
-    """The present epoch; raises ``EpochChanged`` when ``kept`` is not it. ``what`` says whose token that is.
+    """Returns the present epoch. Raises ``EpochChanged`` if ``kept``, the epoch of a token, is another one.
 
-    An empty word is of before there were epochs, or from a peer that knows none: nothing can be said of it.
+    ``what`` names the token in the error message. An empty ``kept`` is accepted: it is from before there were epochs, or
+    from a client that does not know them, so nothing can be checked.
     """
     now = current_epoch(cursor)
     if not kept or kept == now:
@@ -184,12 +188,12 @@ def check_epoch(cursor: Any, kept: str, what: str) -> str:
 
 
 def stamp(token: str, word: str) -> str:
-    """A token to keep: ``m5~1.7@k3x…``. Never on the wire."""
+    """Returns a token with its epoch, for storage: ``m5~1.7@k3x…``. Never used on the wire."""
     return f"{token}{_MARK}{word}" if word else token
 
 
 def unstamp(text: str) -> tuple[str, str]:
-    """(token, epoch) of a kept token; the epoch is empty when there is none on it. Raises ``TokenError``."""
+    """Splits a stored token into (token, epoch). The epoch is empty if the token has none. Raises ``TokenError``."""
     token, mark, word = text.partition(_MARK)
     if mark and not (word.isalnum() and word.isascii() and len(word) <= 40):
         raise TokenError(f"Token {text[:100]!r} cannot be read: what stands behind {_MARK} is no epoch.")

@@ -8,9 +8,9 @@
     │   ├── WriterNameTaken      another live process holds the name
     │   ├── WriterBusy           a transaction of an earlier process with this name is still open
     │   ├── WriterDraining       this process is leaving its streams: no new reservations
-    │   ├── WriterRetired        this process has left its streams because somebody asked it to
-    │   ├── UnknownWriter        nobody of that name ever wrote
-    │   ├── WriterFenced         this process lost its lock: somebody else may hold the name now
+    │   ├── WriterRetired        this process has left its streams because it was asked to
+    │   ├── UnknownWriter        no process of that name ever wrote
+    │   ├── WriterFenced         this process lost its lock: another one may hold the name now
     │   └── BadInstanceName      a name that cannot be a writer's
     ├── ReservationError
     │   ├── BadCount             not a whole number of IDs from one upwards
@@ -18,27 +18,27 @@
     │   ├── ReservationEnded     writing under an ID that is complete
     │   └── ForeignFact          a row of another stream, or under an ID that was not reserved for it
     ├── BadCacheKey              a key of a cached value that is not made of strings
-    ├── UnusableFact             content that cannot travel
-    ├── BadJson                  a text that is no JSON, or a value that JSON cannot say
+    ├── UnusableFact             content that has no wire form
+    ├── BadJson                  a text that is not JSON, or a value that JSON cannot represent
     ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
     ├── NotWritable              writing through a manager that only reads
     ├── SequenceBehind           a stored position lies above the stream's sequence
     ├── SequenceBusy             open transactions keep a sequence from being moved
-    ├── WaitTimedOut             a position that somebody waited for did not come in time
-    ├── EpochChanged             a token of before the database was restored
+    ├── WaitTimedOut             a position that a caller waited for was not reached in time
+    ├── EpochChanged             a token from before the database was restored
     ├── ResyncNeeded             facts that a reader has not read were trimmed
-    ├── NotTrimmable             a stream whose table is the data itself
+    ├── NotTrimmable             a stream whose table is the data itself, or that is in memory
     ├── TrimBusy                 another process trims the stream
     ├── ReaderError
     │   ├── BadHandler           a handler that was declared wrongly
     │   ├── UnknownReader        no handler and no stored cursor of that name
     │   ├── FactsParked          facts of the reader are parked, so it cannot be forgotten
     │   ├── ReaderNameTaken      another live process runs the reader
-    │   ├── ReaderFenced         this process lost its lock: somebody else may run the reader now
-    │   └── HandlerFailed        a handler could not take a fact, and its reader was to stop then
+    │   ├── ReaderFenced         this process lost its lock: another one may run the reader now
+    │   └── HandlerFailed        a handler could not take a fact, and its reader stops then
     └── TokenError               a token that cannot be read, or breaks a rule
 
-Every message says what, where (stream, writer, position) and what to do.
+Every message names the problem, the place (stream, writer, position) and the remedy.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StreamError(Exception):
 
 
 class BadJson(StreamError):
-    """A text that is no JSON, or a value that JSON cannot say."""
+    """A text is not JSON, or JSON cannot represent a value."""
 
 
 class UnknownStream(StreamError):
@@ -96,11 +96,11 @@ class UnknownStream(StreamError):
 
 
 class UnknownTable(StreamError):
-    """A model that no stream is bound to."""
+    """No stream is bound to the model."""
 
 
 class WriterError(StreamError):
-    """This process may not write now."""
+    """This process cannot write now."""
 
 
 class WriterNotAllowed(WriterError):
@@ -116,31 +116,31 @@ class WriterBusy(WriterError):
 
 
 class WriterDraining(WriterError):
-    """This process is leaving its streams: what is reserved completes, nothing new is reserved."""
+    """This process is leaving its streams: open reservations complete, no new ones are made."""
 
 
 class WriterRetired(WriterError):
-    """This process has left its streams because somebody asked it to; a new process may take the name."""
+    """This process has left its streams because it was asked to. A new process may take the name."""
 
 
 class UnknownWriter(WriterError):
-    """Nobody of that name ever wrote."""
+    """No process of that name ever wrote."""
 
 
 class WriterFenced(WriterError):
-    """This process lost its lock on its name; somebody else may hold it now."""
+    """This process lost its lock on its name. Another process may hold it now."""
 
 
 class BadInstanceName(WriterError, ValueError):
-    """A name that cannot be a writer's."""
+    """The name cannot be a writer's."""
 
 
 class ReservationError(StreamError):
-    """A reservation was asked for or used wrongly."""
+    """A reservation was requested or used wrongly."""
 
 
 class BadCount(ReservationError):
-    """What was asked for is not a whole number of IDs, from one upwards."""
+    """The number of IDs requested is not a whole number from one upwards."""
 
 
 class ReservationNotOpen(ReservationError):
@@ -152,7 +152,7 @@ class ReservationEnded(ReservationError):
 
 
 class ForeignFact(ReservationError):
-    """A row of another stream, or under an ID that was not reserved here."""
+    """A row belongs to another stream, or has an ID that was not reserved here."""
 
 
 class BadCacheKey(StreamError, TypeError):
@@ -160,7 +160,7 @@ class BadCacheKey(StreamError, TypeError):
 
 
 class UnusableFact(StreamError, ValueError):
-    """The content of a fact cannot travel."""
+    """The content of a fact has no wire form."""
 
 
 class FactIsFixed(StreamError):
@@ -180,23 +180,23 @@ class SequenceBusy(StreamError):
 
 
 class WaitTimedOut(StreamError, TimeoutError):
-    """A position that somebody waited for did not come in time."""
+    """A position that the caller waited for was not reached in time."""
 
 
 class EpochChanged(StreamError):
-    """A token of before the database was restored: it says nothing about the present facts."""
+    """A token is from before the database was restored, so it is not valid for the present facts."""
 
 
 class TokenError(StreamError, ValueError):
-    """A token that cannot be read, or breaks a rule."""
+    """A token cannot be read, or breaks a rule."""
 
 
 class ResyncNeeded(StreamError):
-    """Facts that a reader has not read were trimmed: it has to be set anew, knowing that it missed them."""
+    """Facts that a reader has not read were trimmed. It must be set to a new position, knowing that it missed them."""
 
 
 class NotTrimmable(StreamError):
-    """The stream's table is the data itself, so nothing of it may be trimmed."""
+    """The stream's table is the data itself, or the stream is in memory, so nothing of it may be trimmed."""
 
 
 class TrimBusy(StreamError):
@@ -204,7 +204,7 @@ class TrimBusy(StreamError):
 
 
 class ReaderError(StreamError):
-    """A named reader cannot go on, or was asked for wrongly."""
+    """A named reader cannot go on, or was used wrongly."""
 
 
 class BadHandler(ReaderError):
@@ -216,7 +216,7 @@ class UnknownReader(ReaderError):
 
 
 class FactsParked(ReaderError):
-    """Facts of the reader are parked: somebody has to retry them or give them up first."""
+    """Facts of the reader are parked. They must be retried or dropped first."""
 
 
 class ReaderNameTaken(ReaderError):
@@ -224,8 +224,8 @@ class ReaderNameTaken(ReaderError):
 
 
 class ReaderFenced(ReaderError):
-    """This process lost its lock on the reader's name; somebody else may run it now."""
+    """This process lost its lock on the reader's name. Another process may run the reader now."""
 
 
 class HandlerFailed(ReaderError):
-    """A handler could not take a fact, and its reader was to stop then."""
+    """A handler could not take a fact, and is declared to stop its reader then."""

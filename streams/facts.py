@@ -1,9 +1,9 @@
 """The abstract model of a fact: one row of a stream's table.
 
-Rows come in only through a reservation (``streams.writing.reservation``) or a bulk load that reserved its IDs; a fact never
-changes afterwards, and goes only when its stream is trimmed. The engine and trimming write by SQL. Everything else that Django
-offers for writing is refused with ``FactIsFixed``: methods of instances, of every manager, of related managers, the loading of
-fixtures, and the cascade of a foreign key.
+Rows are inserted only through a reservation (``streams.writing.reservation``), or by a bulk load that reserved its IDs. A
+fact never changes afterwards, and is deleted only when its stream is trimmed. The engine and trimming write by SQL. All
+other ways in which Django writes raise ``FactIsFixed``: methods of instances, of every manager, of related managers, the
+loading of fixtures, and the cascade of a foreign key.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ _DELETES = ("delete", "adelete", "_raw_delete")
 
 
 class FactQuerySet(models.QuerySet[Row], Generic[Row]):
-    """Reads like any queryset; whatever would write raises ``FactIsFixed``."""
+    """A queryset that only reads: every method that writes raises ``FactIsFixed``."""
 
     def writable(self) -> models.QuerySet[Row]:
-        """The same rows, to be written: for tests and repairs, where no reader has seen the rows or all of them begin anew."""
+        """Returns a queryset of the same rows that may write.
+
+        For tests and repairs, where no reader has seen the rows, or all readers begin again.
+        """
         return models.QuerySet(self.model, self.query.chain(), self.db)
 
 
 class Fact(models.Model):
-    """Base of every model whose rows are facts.
+    """The base of every model whose rows are facts.
 
-    ``stream_id`` is the ID (a fact of several rows has it several times), ``instance_name`` the writer, ``received_at``
-    the time of the insert: lag in seconds is counted from it.
+    ``stream_id`` is the ID, which all rows of a fact share. ``instance_name`` is the writer. ``received_at`` is the time
+    of the insert, from which lag in seconds is counted.
     """
 
-    #: Field that holds the ID; a subclass with another name says so and drops ``stream_id``.
+    #: Field that holds the ID. A subclass may name another field and set ``stream_id`` to None.
     id_field: ClassVar[str] = "stream_id"
 
     stream_id = models.BigIntegerField(db_index=True)
@@ -56,16 +59,16 @@ class Fact(models.Model):
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Refused: facts are appended through their stream."""
+        """Raises ``FactIsFixed``: facts are appended through their stream."""
         _refuse(type(self), "save", _APPEND)
 
     def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
-        """Refused: facts stay until their stream is trimmed."""
+        """Raises ``FactIsFixed``: facts stay until their stream is trimmed."""
         _refuse(type(self), "delete", _TRIM)
 
 
-#: Django's own writing (related managers, cascades, fixtures) goes through the base manager. Models inherit the name of their
-#: parent's. In ``Meta`` it would be an option of every model, which migrations ask for.
+#: Django's own writes (related managers, cascades, fixtures) go through the base manager. Models inherit its name from
+#: their parent. In ``Meta`` it would be an option of every model, and would have to be in the migrations.
 Fact._meta.base_manager_name = "objects"
 
 _APPEND = "Append it through its stream, in the transaction that it belongs to: registry.stream_of({model}).append({model}(...))."
@@ -84,7 +87,7 @@ def _refuse(model: type[models.Model], what: str, way_out: str) -> NoReturn:
     stream = "NAME"
     try:
         declaration = lookup.stream_of(model).declaration
-    except UnknownTable:  # nobody has bound it yet
+    except UnknownTable:  # the model is not bound yet
         pass
     else:
         stream = declaration.name
@@ -99,11 +102,11 @@ def _refusal(name: str, way_out: str) -> Any:
     def update(self: FactQuerySet[Any], *args: Any, **kwargs: Any) -> int:
         if self.exists():
             _refuse(self.model, name, way_out)
-        return 0  # Django asks so for a foreign key that is to be set to null, also where nothing points to what is deleted
+        return 0  # Django calls it for a foreign key with SET_NULL, also if no row points to the deleted one
 
     found: Any = update if name == "update" else refuse
     found.__name__ = name
-    found.queryset_only = False  # Django copies it to the manager
+    found.queryset_only = False  # so that Django copies it to the manager, too
     return found
 
 
@@ -116,9 +119,9 @@ for _names, _way_out in ((_APPENDS, _APPEND), (_CHANGES, _CHANGE), (_DELETES, _T
 
 
 def _refuse_cascade(sender: type[models.Model], origin: Any = None, **kwargs: Any) -> None:
-    """Refuse the deletion of a fact that comes from the deletion of what it points to.
+    """Refuses to delete a fact because the row that it points to is deleted.
 
-    A receiver of ``pre_delete`` also keeps Django from deleting such rows in one statement without asking anybody.
+    With a receiver of ``pre_delete`` Django also does not delete such rows in one statement, which sends no signal.
     """
     given = origin.model if isinstance(origin, models.QuerySet) else type(origin)
     if not issubclass(given, sender):
@@ -138,7 +141,7 @@ class_prepared.connect(_watch, dispatch_uid="streams.facts")
 
 
 def keys_that_cascade(model: type[models.Model]) -> list[models.ForeignKey[Any, Any]]:
-    """The foreign keys of a model of facts whose ``on_delete`` would change or delete facts."""
+    """Returns the foreign keys of a model of facts whose ``on_delete`` would change or delete facts."""
     harmless = (models.DO_NOTHING, models.PROTECT, models.RESTRICT)
     return [
         field

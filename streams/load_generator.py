@@ -1,7 +1,7 @@
-"""Made-up facts for the load generator (``manage.py append``), the demo and the benchmarks.
+"""Sample facts for the load generator (``manage.py append``), the demo and the benchmarks.
 
-A stream whose facts are single rows needs only the ``sample`` given to ``streams.registry.bind``. A stream with richer facts
-registers a generator of its own: ``register("events", EventLoad)``.
+A stream whose facts are single rows needs only the ``sample`` given to ``streams.registry.bind``. A stream with richer
+facts registers a generator of its own: ``register("events", EventLoad)``.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ __all__ = ["LoadGenerator", "SampleLoad", "generator", "register"]
 
 
 class LoadGenerator(Protocol):
-    """Appends made-up facts for one thread of the load generator."""
+    """A source of sample facts for one thread of the load generator."""
 
     def append(self, count: int) -> list[int]:
-        """Append ``count`` facts in one transaction, each under its own ID; returns the IDs."""
+        """Appends ``count`` facts in one transaction, each under its own ID. Returns the IDs."""
         ...
 
 
 class SampleLoad:
-    """Facts of one row, made by the stream's ``sample(number, thread)``."""
+    """A generator of facts of one row, made by the stream's ``sample(number, thread)``."""
 
     def __init__(self, stream: Stream, thread: int) -> None:
         self._stream, self._thread, self._number = stream, thread, 0
 
     def append(self, count: int) -> list[int]:
-        """Append ``count`` sample facts in one transaction."""
+        """Appends ``count`` sample facts in one transaction. Returns the IDs.
+
+        Raises ``UnknownStream`` if the stream has no sample.
+        """
         sample, model = self._stream.sample, self._stream.models[0]
         if sample is None:
             raise UnknownStream(
@@ -40,17 +43,17 @@ class SampleLoad:
             )
         facts = [model(**sample(self._number + n, self._thread)) for n in range(count)]
         self._number += count
-        return self._stream.append(*facts)  # models of a stream are facts
+        return self._stream.append(*facts)
 
 
 _factories: dict[str, Callable[[Stream, int], LoadGenerator]] = {}
 
 
 def register(stream_name: str, factory: Callable[[Stream, int], LoadGenerator]) -> None:
-    """Use ``factory(stream, thread)`` for the load on that stream."""
+    """Sets ``factory(stream, thread)`` as the maker of generators for that stream."""
     _factories[stream_name] = factory
 
 
 def generator(stream_name: str, thread: int) -> LoadGenerator:
-    """The generator of one thread; raises ``UnknownStream``."""
+    """Returns the generator of one thread. Raises ``UnknownStream``."""
     return _factories.get(stream_name, SampleLoad)(registry.get(stream_name), thread)

@@ -1,4 +1,4 @@
-"""Which streams exist: declarations and the models bound to them.
+"""The registry of streams: declarations and the models bound to them.
 
 Filled while Django imports the apps' models; read-only afterwards. One registry for the process (``streams.core.lookup``).
 """
@@ -27,11 +27,11 @@ M = TypeVar("M", bound="type[Model]")
 def bind(
     declaration: StreamDeclaration, *, sample: Sample | None = None, caches: Mapping[str, KeyRule] | None = None
 ) -> Callable[[M], M]:
-    """Class decorator: this model holds facts of the declared stream.
+    """Class decorator that makes the model hold facts of the declared stream.
 
     A stream that is a union of tables is bound once per model. ``sample`` lets ``manage.py append`` make facts.
-    ``caches`` says which cached values a row makes old: the cache's name -> the columns that are its key, or a function from
-    the row to keys (``streams.core.invalidation``).
+    ``caches`` declares the cached values that a new row drops: the cache's name -> the columns that are its key, or a
+    function from the row to keys (``streams.core.invalidation``).
     """
 
     def register(model: M) -> M:
@@ -45,25 +45,28 @@ def bind(
 
 
 def get(name: str) -> Stream:
-    """The stream of that name; raises ``UnknownStream`` with the names that exist."""
+    """Returns the stream of that name. Raises ``UnknownStream`` with the names that exist."""
     return cast(Stream, lookup.get(name))
 
 
 def find(name: str) -> Stream | None:
-    """The stream of that name, None when this program does not know it."""
+    """Returns the stream of that name, None if this program does not know it."""
     return cast("Stream | None", lookup.find(name))
 
 
 def stream_of(model: type[Model] | Model) -> Stream:
-    """The stream that a model's rows are facts of; for a table shared by several streams the first one bound."""
+    """Returns the stream whose facts the model's rows are; of several that share the table, the first one bound."""
     return cast(Stream, lookup.stream_of(model))
 
 
 def all_streams() -> list[Stream]:
-    """All streams in the order in which they are announced."""
+    """Returns all streams in the order in which they are announced."""
     return cast("list[Stream]", lookup.all_streams())
 
 
 def announced() -> list[str]:
-    """The names of the streams that servers tell of: without ``federation`` where nobody else is to send for us."""
+    """Returns the names of the streams that servers announce.
+
+    ``federation`` is left out if no other process sends federation traffic for this site.
+    """
     return [name for name in names() if name != "federation" or not stream_settings().send_federation]

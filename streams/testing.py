@@ -1,7 +1,7 @@
-"""For tests of programs that use the engine: let go of what this process holds between tests.
+"""Helpers for tests of programs that use the engine: they release what this process holds between tests.
 
-Tests that really commit end by emptying the tables, the one of writer names too. A process that still held its name then
-would find its lease gone, so it has to let go first; it takes the name again at its next append.
+Tests that really commit end by emptying the tables, including the one of writer names. A process that still held its name
+then would find its lease gone, so it must release the name first. It takes the name again at its next append.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["as_instance", "forget_writers"]
 
 
 def forget_writers() -> None:
-    """Let all writer names of this process go, without a word and without waiting for open transactions.
+    """Releases all writer names of this process, without announcing it and without waiting for open transactions.
 
-    And stop hearing of positions: the tables are going to be emptied.
+    Also stops the listeners for positions, since the tables are going to be emptied.
     """
     wait.forget_views()
     cache_feed.forget_feeds()
@@ -32,7 +32,7 @@ def forget_writers() -> None:
 
 @contextmanager
 def as_instance(pattern: str) -> Iterator[None]:
-    """Write under that name or pattern inside; the names held before and after are let go."""
+    """Context manager that writes under that name or pattern. Names held before and after are released."""
     before = process._instance
     forget_writers()
     process._instance = pattern

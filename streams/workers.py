@@ -1,7 +1,7 @@
-"""What workers told us, for anybody to ask: who syncs, what was acknowledged, where users were seen; and telling them.
+"""The workers' reports, for any process: who syncs, what was acknowledged, where users were seen; and messages to workers.
 
-Reads the tables that replication servers write (``streams.replication.server.worker_reports``), so every process gets the same
-answer, a fraction of a second after the worker spoke. Blocks; from async code call it through ``sync_to_async``.
+Reads the tables that replication servers write (``streams.replication.server.worker_reports``), so every process gets the
+same answer, a fraction of a second after the report. Blocks; from async code call it through ``sync_to_async``.
 """
 
 from __future__ import annotations
@@ -42,39 +42,39 @@ class Sight:
 
 
 def users_syncing() -> frozenset[str]:
-    """Everybody who syncs on some worker now."""
+    """Returns the IDs of all users who sync on some worker now."""
     return frozenset(_syncing().values_list("user_id", flat=True).distinct())
 
 
 def is_syncing(user_id: str) -> bool:
-    """Whether the user syncs on some worker now."""
+    """Returns true if the user syncs on some worker now."""
     return _syncing().filter(user_id=user_id).exists()
 
 
 def federation_acknowledged() -> dict[str, int]:
-    """``{instance: token}``: up to where each federation sender has taken the stream ``federation``.
+    """Returns ``{instance: token}``: the position up to which each federation sender has taken the stream ``federation``.
 
-    What all of them have taken is freed; they are forgotten when the stream begins anew.
+    Items that all of them have taken are deleted. The acknowledgements are dropped when the stream begins a new generation.
     """
     found = FederationAcknowledgement.objects.using(stream_settings().database)
     return dict(found.values_list("instance_name", "token"))
 
 
 def last_seen(user_id: str) -> datetime | None:
-    """When the user was last seen, on any device; None: never, or too long ago to be kept."""
+    """Returns the time at which the user was last seen, on any device; None: never, or too long ago to be kept."""
     return _sights(user_id).values_list("last_seen_at", flat=True).first()
 
 
 def sights(user_id: str) -> list[Sight]:
-    """The user's devices and addresses, latest first."""
+    """Returns the user's devices and addresses, latest first, at most 1,000."""
     return [Sight(row.ip, row.device_id, row.user_agent, row.last_seen_at) for row in _sights(user_id)[:1_000]]
 
 
 def remote_server_up(server_name: str) -> None:
-    """Tell all workers on all servers, once the transaction is committed, that a remote server can be reached again.
+    """Notifies all workers on all servers, after the commit, that a remote server can be reached again.
 
-    A hint: servers take it from a session that may write and is still there a moment later.
-    Raises `UnsendableCommand` for a name that no line can carry.
+    This is a hint. Servers accept it only from a session that may write and still exists a moment later. Raises
+    `UnsendableCommand` for a name that does not fit in a line.
     """
     from streams.replication.server.relay import notify_all  # noqa: PLC0415 - loads what only servers need
 
@@ -85,15 +85,15 @@ def remote_server_up(server_name: str) -> None:
 
 
 def on_remote_server_up(handler: Callable[[str], None]) -> Callable[[], None]:
-    """Call ``handler(server_name)`` when a worker says that a remote server is up; the returned function ends it.
+    """Calls ``handler(server_name)`` when a worker reports that a remote server is up. Returns a function that ends it.
 
-    Heard in processes that serve replication, or follow. Called on the event loop: it must be quick.
+    Works in processes that serve replication, or follow. The handler is called on the event loop, so it must be quick.
     """
     return hear(RemoteServerUp, lambda command: handler(command.server_name))
 
 
 def _syncing() -> QuerySet[SyncingUser]:
-    """Syncs over connections with news: those of a server that died end by themselves."""
+    """Returns the syncs over connections with recent news. Those of a server that died expire by themselves."""
     given = stream_settings()
     fresh = Q(last_news_at__gte=Now() - timedelta(seconds=given.worker_silence_seconds))
     keys = WorkerConnection.objects.using(given.database).filter(fresh).values("key")

@@ -1,6 +1,6 @@
-"""What mends a database that lacks a table, a sequence or itself: the sentence for the last line of a command.
+"""Advice for a missing database, table or sequence: the sentence for the last line of a command's error.
 
-Asked for when something has failed already, so it may look at the migrations; where it cannot, it says what is most likely.
+Called after a failure, so it may look at the migrations. If they cannot be read, it gives the most likely advice.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MIGRATE = "The database lacks tables of this version: run manage.py migrate."
 
 
 def about_missing_database(text: str) -> str:
-    """What to do when the server is there and has no such database; empty when that is not what the text says."""
+    """Returns what to do if the error text says that the database does not exist on a server that runs; else empty."""
     found = _DATABASE.search(text)
     if found is None:
         return ""
@@ -43,7 +43,7 @@ def about_missing_database(text: str) -> str:
 
 
 def about_missing_relation(text: str) -> str:
-    """What makes the table, sequence or column that the server's words name."""
+    """Returns what creates the table, sequence or column that the server's error text names."""
     try:
         executor = MigrationExecutor(connections[stream_settings().database])
         if executor.migration_plan(executor.loader.graph.leaf_nodes()):

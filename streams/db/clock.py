@@ -1,6 +1,7 @@
-"""The database's clock, the one that times are compared by: clocks of hosts differ, by an hour when somebody set one wrong.
+"""The database's clock, by which times are compared.
 
-Whoever keeps a time of its own keeps ``time.monotonic`` and tells an age.
+Clocks of hosts differ, by an hour if one was set wrong. A process that measures its own times uses ``time.monotonic`` and
+passes on ages.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ __all__ = ["database_now"]
 
 
 def database_now(using: str) -> datetime:
-    """What time it is there. Raises ``django.db.Error`` when nobody can be asked."""
+    """Returns the time of the database's clock. Raises ``django.db.Error`` if the database cannot be reached."""
     with connections[using].cursor() as cursor:
         cursor.execute("SELECT clock_timestamp()")
         now: datetime = cursor.fetchone()[0]

@@ -1,7 +1,8 @@
-"""Several queries that see one state of the database.
+"""Several queries that see one snapshot of the database.
 
-``now`` of a stream that a reader is to read up to is taken *before* the view begins: a position is known after the commits
-that it covers, so the view then holds all of them. Taken inside it could cover a commit that the view does not see.
+A position up to which the caller wants to read is taken *before* the snapshot. A position is stored after the commits
+that it covers, so a later snapshot contains all of them. A position taken inside could cover a commit that the snapshot
+does not see.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ __all__ = ["long_transaction", "one_view"]
 
 @contextmanager
 def one_view(using: str, *, is_long: bool = False) -> Iterator[Any]:
-    """A cursor that sees one state of the database in all its queries, and can change nothing.
+    """Yields a cursor whose queries all see one snapshot, and which cannot change anything.
 
-    Within the caller's transaction that one's view has to do. ``is_long``: the caller works between its queries, for as long as
-    that takes (``long_transactions``).
+    Within a transaction of the caller's it yields a cursor of that transaction, with the isolation that this has.
+    ``is_long``: the caller does other work between its queries, for as long as that takes (``long_transactions``).
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -38,7 +39,7 @@ def one_view(using: str, *, is_long: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def long_transaction(using: str) -> Iterator[Any]:
-    """A cursor in a transaction of a job, which works between its statements (``long_transactions``)."""
+    """Yields a cursor in a transaction of a job, which does other work between its statements (``long_transactions``)."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(NO_LIMITS)
         yield cursor

@@ -1,7 +1,7 @@
-"""The one module that knows the PostgreSQL driver: direct connections, advisory lock keys, connection strings.
+"""The only module that uses the PostgreSQL driver: direct connections, advisory lock keys, connection strings.
 
-Direct connections are for locks and LISTEN: opened after fork, with keepalives so that the loss of a host is noticed, and not
-through a transaction pooler. Everything else goes through Django's connection.
+Direct connections are for locks and LISTEN. They are opened after fork, with keepalives so that the loss of a host is
+noticed, and not through a transaction pooler. All other queries use Django's connection.
 """
 
 from __future__ import annotations
@@ -71,28 +71,28 @@ class BehindPooler(psycopg2.OperationalError):
     """A connection that was to be direct leads to a connection pooler."""
 
 
-#: What the driver raises when a connection is no longer there.
+#: Errors that the driver raises when a connection is lost.
 connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
-#: What it raises for a table, a sequence or a column that is not there: waiting does not help.
+#: Errors for a missing table, sequence or column: waiting does not help.
 missing = (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn)
-#: What it raises at the commit of a notification for which the server has no room.
+#: The error at the commit of a notification when the server's queue is full.
 notify_queue_full = psycopg2.errors.ProgramLimitExceeded
-#: What ``get_transaction_status`` says of a connection without a transaction, and of one with a transaction that is whole.
+#: Values of ``get_transaction_status``: no transaction, and a transaction without an error.
 IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
 OPEN = (psycopg2.extensions.TRANSACTION_STATUS_INTRANS, psycopg2.extensions.TRANSACTION_STATUS_ACTIVE)
-#: Isolation levels whose transactions see the database as it was.
+#: Isolation levels whose transactions keep one snapshot.
 FROZEN = (psycopg2.extensions.ISOLATION_LEVEL_REPEATABLE_READ, psycopg2.extensions.ISOLATION_LEVEL_SERIALIZABLE)
 
-#: The loss of the server's host is noticed after 5 + 3 x 2 seconds of silence, or after as long with bytes that nobody takes.
+#: The loss of the server's host is noticed after 5 + 3 x 2 seconds of silence, or as long with unacknowledged bytes.
 _KEEPALIVES = {
     "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000,
 }  # fmt: skip
-#: Name: the same for the other direction: without it a server keeps the locks of a lost host for hours.
+#: Name: the same limits for the server. Without them it keeps the locks of a lost host for hours.
 SERVER_KEEPALIVES = (
     "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
     "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '11000', false)"
 )
-#: Sessions that wait for notifications, or hold a lock, say nothing for hours.
+#: Sessions that wait for notifications, or hold a lock, send nothing for hours.
 _MAY_BE_IDLE = "set_config('idle_session_timeout', '0', false)"
 _NOT_LIBPQ = {
     "cursor_factory",
@@ -106,7 +106,7 @@ _NOT_LIBPQ = {
 
 
 def explain(error: BaseException) -> str:
-    """The server's or the driver's words, and what to do where that is known; for the last line of a command."""
+    """Returns the text of a database error on one line, with what to do if that is known."""
     text = " ".join(str(error).split())
     cause = error if isinstance(error, psycopg2.Error) else error.__cause__
     if isinstance(cause, BehindPooler):
@@ -117,7 +117,7 @@ def explain(error: BaseException) -> str:
         if cure := advice.about_missing_database(text):
             return f"{text.rstrip('.?')}. {cure}"
         if (code := getattr(cause, "pgcode", None)) and not code.startswith(("08", "57P")):
-            return f"The database cannot be used: {text}"  # it answers: its disk is full, a lock was not had in time
+            return f"The database cannot be used: {text}"  # it answers: a full disk, a lock that timed out
         return f"The database cannot be reached: {text.rstrip('.?')}. Start it, or correct DATABASE_URL."
     return text
 
@@ -126,17 +126,16 @@ def _parameters(using: str | None) -> dict[str, Any]:
     wrapper = connections[using or stream_settings().database]
     parameters = {k: v for k, v in wrapper.get_connection_params().items() if k not in _NOT_LIBPQ}
     if direct := wrapper.settings_dict.get("DIRECT", {}):
-        parameters |= {name.lower(): value for name, value in direct.items()}  # HOST and PORT behind a pooler
+        parameters |= {name.lower(): value for name, value in direct.items()}  # the server behind a pooler
     return parameters
 
 
 def direct_connection(using: str | None = None, *, application_name: str) -> Any:
-    """A new psycopg2 connection of the caller's own, in autocommit mode, to the server behind Django's alias.
+    """Returns a new psycopg2 connection in autocommit mode to the server behind Django's alias. The caller closes it.
 
-    Either side notices within seconds when the other's host is lost.
+    Both sides notice within seconds if the other's host is lost. ``application_name`` is shown in ``pg_stat_activity``.
 
     Raises ``OperationalError`` when the server cannot be reached, and ``BehindPooler`` when a pooler answers in its place.
-    ``application_name`` shows in ``pg_stat_activity``.
     """
     try:
         found = _parameters(using)
@@ -156,10 +155,10 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
 
 
 def _refuse_pooler(connection: Any, session: int) -> None:
-    """Raise ``BehindPooler`` unless the session that answers is the one that the connection was greeted by.
+    """Raises ``BehindPooler`` unless ``session``, the backend that answered a query, is the one named in the handshake.
 
-    A pooler greets its clients with a number of its own, and hands each transaction to another session. A writer would take
-    its lock in one session and lose it to the next client, and LISTEN would hear nothing: both without an error.
+    A pooler names a number of its own in the handshake, and gives each transaction to another session. A writer would
+    take its lock in one session and lose it to the next client, and LISTEN would receive nothing: both without an error.
     """
     if connection.info.backend_pid != session:
         where = f"{connection.info.host}:{connection.info.port}"
@@ -171,10 +170,10 @@ def _refuse_pooler(connection: Any, session: int) -> None:
 
 
 def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
-    """Wait until something can be read of files, sockets or connections, or the time is up; those that have something.
+    """Waits until a file, socket or connection is readable, ``seconds`` at most (None: no limit). Returns those that are.
 
-    ``select`` waits for parts of a millisecond, but refuses descriptors from 1,024 on, which a server of many clients has: a
-    writer in it would be fenced. ``poll`` takes them, and waits for whole milliseconds.
+    ``select`` can wait for parts of a millisecond, but refuses descriptors from 1,024 on. A server with many clients has
+    such descriptors, and a writer in it would be fenced. ``poll`` takes them, and waits for whole milliseconds.
     """
     by_descriptor = {one if isinstance(one, int) else one.fileno(): one for one in files}
     if max(by_descriptor) < _MOST_OF_SELECT:
@@ -189,9 +188,10 @@ def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
 
 @contextmanager
 def past_pooler(using: str) -> Iterator[None]:
-    """Lead this thread's Django connection to the server itself, where the alias names one behind a pooler (``DIRECT``).
+    """Connects this thread's Django connection to the server itself, if the alias names one behind a pooler (``DIRECT``).
 
-    For long work: temporary tables, settings and prepared statements last from one transaction to the next only there.
+    For long work: temporary tables, settings and prepared statements outlast a transaction only there. Does nothing
+    within a transaction.
     """
     wrapper = connections[using]
     given = wrapper.settings_dict
@@ -210,9 +210,9 @@ def past_pooler(using: str) -> Iterator[None]:
 
 @contextmanager
 def in_transaction(cursor: Any) -> Iterator[None]:
-    """A transaction on a direct connection: committed at the end, rolled back by any error, so that none stays open.
+    """Runs the block in a transaction on a direct connection: commits at the end, rolls back on any error.
 
-    Each of its statements sees what is committed by then.
+    So no transaction stays open. READ COMMITTED: each of its statements sees everything that is committed when it begins.
     """
     cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
     try:
@@ -225,40 +225,40 @@ def in_transaction(cursor: Any) -> Iterator[None]:
 
 
 def read_in_order(connection: Any) -> None:
-    """Have the session walk along indexes; for connections that only read streams by ascending IDs."""
+    """Makes the session use index scans only. For connections that only read streams by ascending IDs."""
     with connection.cursor() as cursor:
-        # A table without a fitting index looks so expensive then that its plan would be compiled to machine code each time.
+        # With these off, a table without a fitting index gets such a high cost that its plan would be JIT-compiled each time.
         cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off")
 
 
-#: Connection -> statement -> how it is called.
+#: Connection -> statement -> its EXECUTE call.
 _prepared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _MOST_PREPARED = 200
-#: Descriptors that ``select`` takes lie below.
+#: ``select`` takes descriptors below this.
 _MOST_OF_SELECT = 1_024
 _PARAMETER = re.compile(r"%\((\w+)\)s|%s|%%")
 
 
 def execute_prepared(cursor: Any, statement: str, parameters: Mapping[str, Any]) -> None:
-    """Execute a statement that this session plans once; for those that a direct connection says again and again.
+    """Executes a statement that this session plans only once. For statements that a direct connection repeats often.
 
-    Planning takes longer than the statement in most of ours. Parameters are named; the statement must tell their types. Not
-    through a transaction pooler, where the next message may meet another session.
+    Planning most of our statements takes longer than executing them. Parameters are named, and the statement must declare
+    their types. Not for use through a transaction pooler, where the next message may reach another session.
     """
     cursor.execute(_prepared_call(cursor, statement) or statement, parameters)
 
 
 def _known_in(cursor: Any) -> dict[str, str]:
-    """Statement -> how it is called, of those that this session has planned."""
+    """Returns ``{statement: EXECUTE call}`` for the statements that this session has prepared."""
     return _prepared.setdefault(cursor.connection, {})
 
 
 def _prepared_call(cursor: Any, statement: str) -> str | None:
-    """How the statement is called in this session, which plans it when it is new; null when it prepared enough."""
+    """Returns the EXECUTE call of a statement, and prepares it if it is new. None if the session has prepared too many."""
     known = _known_in(cursor)
     if (call := known.get(statement)) is not None:
         return call
-    if len(known) >= _MOST_PREPARED:  # somebody writes values into statements
+    if len(known) >= _MOST_PREPARED:  # some code writes values into the text of its statements
         return None
     names: list[str] = []
     places: list[str] = []
@@ -266,7 +266,7 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
     def numbered(found: re.Match[str]) -> str:
         if found[0] == "%%":
             return "%"
-        name = found[1] or str(len(names))  # without a name each is one of its own
+        name = found[1] or str(len(names))  # each parameter without a name is distinct
         if name not in names:
             names.append(name)
             places.append(found[0])
@@ -274,6 +274,7 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
 
     text = _PARAMETER.sub(numbered, statement)
     name = f"replsite_{len(known)}"
+    # Without this the server plans the first five executions of each statement again.
     cursor.execute("SET plan_cache_mode = force_generic_plan")
     cursor.execute(f"PREPARE {name} AS {text}")
     call = known[statement] = f"EXECUTE {name}" + (f" ({', '.join(places)})" if places else "")
@@ -283,7 +284,7 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
 class Statement(NamedTuple):
     """One of several statements of a message: its text with its values, named or in order.
 
-    ``again``: it is said many times with these very words, so it is worth planning once a session.
+    ``again``: the same text is executed many times, so it is worth preparing once a session.
     """
 
     text: str
@@ -292,10 +293,10 @@ class Statement(NamedTuple):
 
 
 def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statement]) -> list[tuple[Any, ...]]:
-    """Send statements in one message over Django's connection, in its open transaction; the rows of the last one.
+    """Sends statements in one message over Django's connection, in its open transaction. Returns the rows of the last one.
 
-    Under READ COMMITTED each sees what was committed when it begins. All of them have values of one kind: named ones, by which
-    they may share them, or values in order. Nothing is prepared where a pooler stands between (``DIRECT`` of the alias).
+    Under READ COMMITTED each sees what was committed when it begins. Either all have named values, which they may share,
+    or all have values in order. Nothing is prepared behind a pooler (``DIRECT`` of the alias).
     """
     with connection.cursor() as cursor:
         texts = [one.text for one in statements]
@@ -316,12 +317,12 @@ def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statemen
 
 
 class _PreparingCursor(psycopg2.extensions.cursor):
-    """Prepares every statement with named parameters."""
+    """A cursor that prepares every statement with named parameters."""
 
     _is_preparing = False
 
     def execute(self, query: Any, vars: Any = None) -> None:
-        """As the driver's."""
+        """Executes as the driver does, through ``execute_prepared`` for named parameters."""
         if not isinstance(vars, dict) or self._is_preparing:
             super().execute(query, vars)
             return
@@ -333,21 +334,23 @@ class _PreparingCursor(psycopg2.extensions.cursor):
 
 
 def notify_queue_usage(cursor: Any) -> float:
-    """Returns how full the server's queue of notifications is, from 0 to 1, after what nobody waits for is removed from it.
+    """Returns how full the server's queue of notifications is, from 0 to 1, after it was cleaned up.
 
-    The server itself removes that when it takes a notification. A session listens in a transaction and the queue fills; the
-    session ends, and since the queue is full no notification is taken: it stays full until somebody asks this.
+    The query itself removes entries that no session waits for any more. Otherwise the server does so only when it accepts
+    a notification: a session that listens in a transaction lets the queue fill, and the session ends. Since the queue is
+    full, no notification is accepted, and it stays full until this query is run.
     """
     cursor.execute("SELECT pg_notification_queue_usage()")
     return float(cursor.fetchone()[0])
 
 
 class KeptConnection:
-    """A direct connection that is opened when it is needed, and thrown away when it fails, so that the next use opens another.
+    """A direct connection that is opened when it is needed and closed when it fails. The next use then opens another.
 
-    For one thread at a time. ``reads_in_order`` is for connections that read facts by ascending IDs, a piece at a time: on a
-    table that was filled since its last ANALYZE the planner would read and sort everything for each piece, instead of
-    walking along the index. Statements with named parameters are planned once (``execute_prepared``).
+    For one thread at a time. Statements with named parameters are planned once (``execute_prepared``).
+
+    ``reads_in_order`` is for connections that read facts by ascending IDs in pieces. On a table that was filled since its
+    last ANALYZE, the planner would otherwise read and sort the whole table for each piece, instead of using the index.
     """
 
     def __init__(self, using: str | None, application_name: str, *, reads_in_order: bool = False) -> None:
@@ -358,7 +361,7 @@ class KeptConnection:
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
-        """A cursor; raises ``DatabaseError``, also when the server cannot be reached."""
+        """Yields a cursor. Raises ``DatabaseError``, also when the server cannot be reached."""
         is_new = self._connection is None
         if is_new:
             self._connection = direct_connection(self._using, application_name=self._application_name)
@@ -372,7 +375,7 @@ class KeptConnection:
             raise
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Closes the connection, if there is one."""
         if self._connection is not None:
             with suppress(DatabaseError):  # it may be gone already
                 self._connection.close()
@@ -380,16 +383,16 @@ class KeptConnection:
 
 
 def dsn(using: str | None = None) -> str:
-    """A libpq connection string for programs without Django, such as Spark executors. Holds the password."""
+    """Returns a libpq connection string for programs without Django, such as Spark executors. It contains the password."""
     return str(psycopg2.extensions.make_dsn(**_parameters(using)))
 
 
-#: Connection -> the mark of the schema in which its site's tables are.
+#: Connection -> the mark of the schema of its site's tables.
 _marks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def schema_mark(cursor: Any) -> str:
-    """What channels and locks of this site carry (``streams.db.schema_mark``); asked once for each connection."""
+    """Returns the schema's suffix for channels and locks (``streams.db.schema_mark``). Queried once for each connection."""
     connection = cursor.connection
     mark = _marks.get(connection)
     if mark is None:
@@ -400,12 +403,12 @@ def schema_mark(cursor: Any) -> str:
 
 
 def channel(cursor: Any, name: str) -> str:
-    """The site's channel of that name, for LISTEN and NOTIFY."""
+    """Returns the site's channel of that name, for LISTEN and NOTIFY."""
     return marked_channel(name, schema_mark(cursor))
 
 
 def _key(cursor: Any, kind: str, name: str) -> int:
-    """64 bits for an advisory lock of this site: two names share one with a chance of 1 in 10^19."""
+    """Returns a 64-bit key for an advisory lock of this site. Two names share one with a chance of 1 in 10^19."""
     mark = schema_mark(cursor)
     return _key_of(f"replsite.{kind}@{mark}:{name}" if mark else f"replsite.{kind}:{name}")
 
@@ -414,7 +417,7 @@ def _key_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-#: Part of a statement: sessions ``a`` that hold an advisory lock, which is the parameter; other sessions than our own.
+#: Part of a statement: the sessions ``a``, except our own, that hold the advisory lock whose key is the parameter.
 LOCK_HOLDERS = """
 FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_backend_pid()
@@ -424,40 +427,46 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_b
 
 
 def writer_key(cursor: Any, instance: str) -> int:
-    """Held by the process that owns the writer name, for its life, as a session lock."""
+    """Returns the key of the session lock that the owner of a writer name holds while its process lives."""
     return _key(cursor, "writer", instance)
 
 
 def append_key(cursor: Any, instance: str) -> int:
-    """Held, shared, by every transaction that appends as this writer; whoever gets it exclusively knows none is open."""
+    """Returns the key of the lock that every transaction appending as this writer shares.
+
+    A session that gets it exclusively knows that no such transaction is open.
+    """
     return _key(cursor, "append", instance)
 
 
 def reader_key(cursor: Any, reader: str) -> int:
-    """Held by the process that runs the named reader, as a session lock."""
+    """Returns the key of the session lock that the process of a named reader holds."""
     return _key(cursor, "reader", reader)
 
 
 def recorder_key(cursor: Any, name: str) -> int:
-    """Held by the process that records a foreign server under a name, as a session lock."""
+    """Returns the key of the session lock of the process that records a foreign server under ``name``."""
     return _key(cursor, "recorder", name)
 
 
 def publisher_key(channel: str) -> int:
-    """Held by the server that publishes on a Redis channel, as a session lock: one, whatever schema its site is in."""
+    """Returns the key of the session lock of the server that publishes on a Redis channel.
+
+    It does not depend on the schema: one server publishes on a channel, whatever site it belongs to.
+    """
     return _key_of(f"replsite.publisher:{channel}")
 
 
 def trim_key(cursor: Any, stream: str) -> int:
-    """Held while a stream is trimmed, as a session lock."""
+    """Returns the key of the session lock held while a stream is trimmed."""
     return _key(cursor, "trim", stream)
 
 
 def start_key(cursor: Any, stream: str) -> int:
-    """Held while a writer enters a stream or its sequence is repaired."""
+    """Returns the key of the lock held while a writer enters a stream or its sequence is repaired."""
     return _key(cursor, "start", stream)
 
 
 def migrate_key(cursor: Any) -> int:
-    """Held by ``manage.py migrate``, as a session lock."""
+    """Returns the key of the session lock that ``manage.py migrate`` holds."""
     return _key(cursor, "migrate", "")

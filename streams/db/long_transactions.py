@@ -1,9 +1,9 @@
-"""Lifts the server's limits of time for sessions that wait while other work goes on (pure).
+"""Statements that lift the server's time limits for sessions that wait while other work goes on (pure).
 
-``idle_in_transaction_session_timeout`` ends a transaction that a program forgot. A job's transaction is not forgotten: it holds a
-snapshot while Spark reads in it, or rows wait in it until the next ones are worked out, for hours if there is so much. The same
-holds for ``statement_timeout``, whose clock also runs while a COPY waits for its reader, and for ``transaction_timeout``, which
-PostgreSQL has from 17 on. The session of a process that is gone ends with its connection, limits or not.
+``idle_in_transaction_session_timeout`` ends a transaction that a program forgot. A job's transaction is not forgotten:
+Spark reads in its snapshot, or its rows wait until the next ones are computed. For large jobs this takes hours. The same
+holds for ``statement_timeout``, whose clock also runs while a COPY waits for its reader, and for ``transaction_timeout``,
+which PostgreSQL has from 17 on. If the process dies, its session ends with the connection, with limits or without.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ __all__ = ["NO_LIMITS", "NO_LIMITS_IN_SESSION"]
 
 _OF_TRANSACTION = "'idle_in_transaction_session_timeout', 'statement_timeout', 'transaction_timeout'"
 _SET = "SELECT set_config(name, '0', {is_local}) FROM pg_settings WHERE name IN ({names})"  # old servers lack some
-#: For the transaction that it is said in, so it may go through a pooler. It is a query: in another's snapshot it comes after
-#: ``SET TRANSACTION SNAPSHOT``, which must be first.
+#: For the current transaction only, so it may go through a pooler. It is a query, so in an imported snapshot it comes
+#: after ``SET TRANSACTION SNAPSHOT``, which must be first.
 NO_LIMITS = _SET.format(is_local="true", names=_OF_TRANSACTION)
-#: For a session of the caller's own, and for the time between its transactions.
+#: For a whole session of the caller's own, including the time between its transactions.
 NO_LIMITS_IN_SESSION = _SET.format(is_local="false", names=f"{_OF_TRANSACTION}, 'idle_session_timeout'")

@@ -1,7 +1,6 @@
-"""Moving a sequence forward, beside writers that take IDs from it at the same moment.
+"""Moves a sequence forward, beside writers that take IDs from it at the same moment.
 
-``setval`` after a look at the sequence is not atomic against ``nextval``: another session may take IDs between the two, and
-would get them again. So a short way is gone by ``nextval`` itself, which can only go forward, and a long one under a lock on the
+A short distance is covered by ``nextval``, which can only go forward. A long one uses ``setval`` under a lock on the
 sequence that every ``nextval`` needs as well.
 """
 
@@ -14,14 +13,15 @@ from streams.errors import SequenceBusy
 
 __all__ = ["STEPS_LIMIT", "move_forward"]
 
-#: So many values are taken one by one, at most; that is less than a second.
+#: The most values that are taken one by one; this takes less than a second.
 STEPS_LIMIT = 1_000_000
 LOCK_SECONDS = 10
 _LOCK_NOT_AVAILABLE = "55P03"
 
 _LAST_VALUE = "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}"
 _STEP = "SELECT count(nextval(%(sequence)s)) FROM generate_series(1, %(steps)s)"
-#: Name: jump forward. Changing nothing of the sequence takes the lock that keeps ``nextval`` out until the transaction ends.
+#: Name: jump forward. ALTER SEQUENCE changes nothing here, but takes the lock that keeps ``nextval`` out until the
+#: transaction ends.
 _JUMP = """
 DO $jump$ BEGIN
     SET LOCAL lock_timeout = '{seconds}s';
@@ -32,15 +32,16 @@ END $jump$
 
 
 def move_forward(cursor: Any, sequence: str, value: int) -> None:
-    """Have the next ID be larger than ``value``; never lowers the sequence, whoever takes IDs meanwhile.
+    """Moves the sequence so that its next ID is larger than ``value``. Never lowers it, even beside concurrent writers.
 
-    Other sessions' values may come on top, so it may end up further. A jump of more than ``STEPS_LIMIT`` waits for open
-    transactions that took IDs; raises ``SequenceBusy`` when they do not end.
+    IDs that other sessions take meanwhile come on top, so it may end up further. A jump of more than ``STEPS_LIMIT``
+    waits for open transactions that took IDs. Raises ``SequenceBusy`` if they do not end within ``LOCK_SECONDS``.
     """
     cursor.execute(_LAST_VALUE.format(sequence=sequence))
     steps = value - int(cursor.fetchone()[0])
     if steps <= 0:
         return
+    # Not `setval` without a lock: A reads 5 and wants 7, B takes 6 to 9 with nextval, A sets 7, and 8 and 9 come twice.
     if steps <= STEPS_LIMIT:
         cursor.execute(_STEP, {"sequence": sequence, "steps": steps})
         return

@@ -1,4 +1,4 @@
-"""Following streams from a Django service: handlers, and readers that run them.
+"""Handlers for streams, and the named readers that run them in a Django service.
 
     from streams.follow import handles
 
@@ -7,8 +7,9 @@
         for order in chunk.instances:
             Invoice.objects.create(order_id=order.order_id)
 
-``manage.py runhandlers billing`` runs it; how-to: ``docs/how-to/follow-from-another-service.md``. Assumes that Django's apps are
-loaded: keep handlers in a module ``handlers`` of your app.
+``manage.py runhandlers billing`` runs the handlers of one reader. The how-to is
+``docs/how-to/follow-from-another-service.md``. Assumes that Django's apps are loaded: keep handlers in a module
+``handlers`` of your app.
 """
 
 from streams.follow.chunks import Chunk, FollowedFact

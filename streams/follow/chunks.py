@@ -1,8 +1,8 @@
-"""What a handler is given: a chunk of whole facts of one stream, and their model instances when it asks for them.
+"""The argument of a handler: a chunk of whole facts of one stream, with their model instances on demand.
 
-The rows are there at once. ``instances`` costs one query per table for the whole chunk, at the first use. A fact whose
-rows were trimmed, or deleted by hand, since it was read still has its ``rows`` but no ``instances``: the handler decides
-what that means to it.
+The rows are loaded with the chunk. ``instances`` costs one query per table for the whole chunk, at its first use. A fact
+whose rows were trimmed, or deleted by hand, since it was read still has its ``rows`` but no ``instances``. The handler
+decides what to do with such a fact.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = ["Chunk", "FollowedFact", "pieces"]
 
 @dataclass(frozen=True, slots=True)
 class FollowedFact:
-    """One fact: its token, its writer, its rows as they travel; ``instances`` loads those of the whole chunk."""
+    """One fact: its token, its writer and its rows in wire form.
+
+    ``instances`` loads the model instances of the whole chunk.
+    """
 
     stream: str
     token: int
@@ -34,12 +37,12 @@ class FollowedFact:
 
     @property
     def instances(self) -> list[Any]:
-        """The model instances of the fact, in the order of its rows; those that are gone are left out."""
+        """Returns the model instances of the fact, in the order of its rows; deleted ones are left out."""
         return self._chunk.instances_of(self.token)
 
 
 class Chunk:
-    """Whole facts of one stream, in the order of the handler's view. Iterating gives the facts."""
+    """Whole facts of one stream, in the handler's delivery order. Iteration yields ``FollowedFact``; ``len`` counts facts."""
 
     def __init__(self, stream: str, rows: Sequence[FollowedRow], using: str) -> None:
         self.stream = stream
@@ -57,12 +60,12 @@ class Chunk:
 
     @cached_property
     def fact_count(self) -> int:
-        """How many facts these are; cheaper than making them."""
+        """Returns the number of facts, without creating them."""
         return len({row.token for row in self.rows})
 
     @cached_property
     def facts(self) -> list[FollowedFact]:
-        """The facts, each with all its rows."""
+        """Returns the facts, each with all its rows."""
         return [
             FollowedFact(self.stream, token, writer, tuple(row.row for row in rows), self)
             for (token, writer), rows in groupby(self.rows, lambda row: (row.token, row.instance))
@@ -70,19 +73,19 @@ class Chunk:
 
     @property
     def instances(self) -> list[Any]:
-        """The model instances of all facts, in their order; one query per table of the stream, at the first use."""
+        """Returns the model instances of all facts, in order; one query per table of the stream, at the first use."""
         return [instance for fact in self.facts for instance in self.instances_of(fact.token)]
 
     def instances_of(self, token: int) -> list[Model]:
-        """Those of one fact."""
+        """Returns the model instances of the fact with that token; empty if its rows were deleted."""
         return self._instances.get(token, [])
 
     def anew(self) -> Chunk:
-        """The same rows, with nothing loaded yet."""
+        """Returns a chunk of the same rows with no instances loaded, for another attempt."""
         return Chunk(self.stream, self.rows, self._using)
 
     def halves(self) -> tuple[Chunk, Chunk]:
-        """Two chunks of whole facts, for a handler that failed on this one; needs two facts at least."""
+        """Splits the chunk, on which the handler failed, into two chunks of whole facts. Needs at least two facts."""
         rows, middle = self.rows, len(self.rows) // 2
         while middle and rows[middle].token == rows[middle - 1].token:
             middle -= 1
@@ -108,7 +111,7 @@ class Chunk:
 
 
 def pieces(rows: Sequence[FollowedRow], most: int) -> Iterator[Sequence[FollowedRow]]:
-    """The rows in pieces of about ``most``, with no fact split."""
+    """Yields the rows in pieces of at least ``most`` rows, except the last; a fact is never split."""
     begin = 0
     while begin < len(rows):
         end = min(begin + most, len(rows))

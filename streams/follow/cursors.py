@@ -1,7 +1,8 @@
-"""Stored cursors: read, begun, moved. Called with a DB-API cursor; the caller's transaction decides when it counts.
+"""Queries that read, create and move the stored cursors of named readers.
 
-A cursor is moved only by the process that holds the reader's lease, and only from where it is known to be: a process that
-lost the name, or that does not know that its last transaction was committed, changes nothing and is told so.
+They are called with a DB-API cursor, in the caller's transaction. A cursor is moved only by the process that holds the
+reader's lease, and only from the position that the process knows. Otherwise nothing is changed and an error is raised:
+the process lost the reader's name, or it does not know that its last transaction was committed.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ __all__ = [
 
 _COLUMNS = "base, entries::text, epoch"
 _READ = f"SELECT {_COLUMNS} FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
+#: The update changes nothing: it is there because RETURNING is empty after DO NOTHING.
 _BEGIN = f"""
 INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, lease, host, process_id)
 VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, %(lease)s, %(host)s, %(process_id)s)
 ON CONFLICT (reader, stream) DO UPDATE SET epoch = streams_storedcursor.epoch
 RETURNING {_COLUMNS}
 """
+#: A holds lease 3 and is paused; B takes lease 4. The condition on the lease makes A's late update change nothing.
+#: The condition on the old value stops a process that repeats a transaction which was committed after all.
 _MOVE = """
 UPDATE streams_storedcursor SET base = %(base)s, entries = %(entries)s::jsonb, moved_at = clock_timestamp(),
     seen_at = clock_timestamp(), facts_handled = facts_handled + %(handled)s, facts_parked = facts_parked + %(parked)s,
@@ -45,12 +49,13 @@ WHERE reader = %(reader)s AND stream = %(stream)s AND lease = %(lease)s
   AND base = %(was_base)s AND entries = %(was_entries)s::jsonb
 """
 _LEASE = "SELECT lease FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
+#: One number for all cursors of the reader, above all of them, so that no earlier owner can move any.
 _TAKE = """
 UPDATE streams_storedcursor SET lease = (SELECT max(lease) + 1 FROM streams_storedcursor WHERE reader = %(reader)s),
     host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL
 WHERE reader = %(reader)s RETURNING lease
 """
-#: An error stays until the cursor moves: a reader that is started again and fails again was never well in between.
+#: A stored error stays until the cursor moves: a reader that was restarted and fails again was not well in between.
 _END = """
 UPDATE streams_storedcursor SET ended_at = clock_timestamp(), seen_at = clock_timestamp(),
     error = coalesce(%(errors)s::jsonb ->> stream, error)
@@ -66,12 +71,15 @@ _EPOCH = "UPDATE streams_storedcursor SET epoch = %(epoch)s WHERE reader = %(rea
 
 
 class CursorMoved(Exception):
-    """The cursor is not where this process believed: an earlier transaction was committed after all, or it was set by hand."""
+    """The stored cursor is not at the position that this process knows.
+
+    An earlier transaction was committed although its connection broke, or the cursor was set by hand.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that runs a reader: the lease under which it does, and who it is."""
+    """The process that runs a reader, and the lease under which it does."""
 
     reader: str
     lease: int
@@ -80,14 +88,14 @@ class Owner:
 
 
 def read_cursor(cursor: Any, reader: str, stream: str) -> tuple[VectorToken, str] | None:
-    """(token, epoch) of a stored cursor; None when there is none."""
+    """Returns (token, epoch) of a stored cursor; None if there is none."""
     cursor.execute(_READ, {"reader": reader, "stream": stream})
     row = cursor.fetchone()
     return None if row is None else _parsed(row)
 
 
 def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epoch: str) -> tuple[VectorToken, str]:
-    """Store a first cursor; returns the one that is stored, which may be an older one."""
+    """Stores the first cursor of a reader on a stream. Returns the (token, epoch) stored, which may be an older one."""
     cursor.execute(
         _BEGIN,
         {
@@ -101,7 +109,10 @@ def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epo
 def move_cursor(
     cursor: Any, owner: Owner, stream: str, way: tuple[VectorToken, VectorToken], counts: tuple[int, int] = (0, 0)
 ) -> None:
-    """Move it along ``way`` (from, to), counting facts (handled, parked). Raises ``ReaderFenced``, `CursorMoved`."""
+    """Moves the cursor along ``way``, a pair (from, to), and adds ``counts``, a pair (handled, parked) of facts.
+
+    Raises ``ReaderFenced`` if the lease is no longer this process's, and `CursorMoved` if the cursor is not at ``from``.
+    """
     was, token = way
     given = {
         "reader": owner.reader, "stream": stream, "lease": owner.lease, "base": token.base, "entries": _text(token.entries),
@@ -121,36 +132,42 @@ def move_cursor(
 
 
 def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> Owner:
-    """Begin a new lease over all cursors of the reader; waits for transactions of an earlier owner that move them now."""
+    """Begins a new lease over all cursors of the reader, and returns its owner.
+
+    Waits for open transactions in which an earlier owner moves them. A reader without cursors gets lease 1.
+    """
     cursor.execute(_TAKE, {"reader": reader, "host": host, "process_id": process_id})
     rows = cursor.fetchall()
     return Owner(reader, rows[0][0] if rows else 1, host, process_id)
 
 
 def sign_of_life(cursor: Any, owner: Owner) -> None:
-    """Say that the reader's process lives."""
+    """Stores the present time as the last sign of life of the reader's process."""
     cursor.execute(_SEEN, {"reader": owner.reader, "lease": owner.lease})
 
 
 def end_lease(cursor: Any, owner: Owner, errors: Mapping[str, str]) -> None:
-    """Say that the process runs the reader no longer, with the error that ended it on each stream that has one."""
+    """Stores that the process no longer runs the reader.
+
+    ``errors`` is ``{stream: error}`` for the streams on which an error ended it.
+    """
     given = {"reader": owner.reader, "lease": owner.lease, "errors": orjson.dumps(dict(errors)).decode()}
     cursor.execute(_END, given)
 
 
 def forget_cursors(cursor: Any, reader: str, stream: str | None = None) -> dict[str, int]:
-    """Remove the reader's cursors, or the one of a stream; returns ``{stream: base}`` of those that are gone."""
+    """Deletes the reader's cursors, or the one of ``stream``. Returns ``{stream: base}`` of those deleted."""
     cursor.execute(_FORGET, {"reader": reader, "stream": stream})
     return dict(cursor.fetchall())
 
 
 def adopt_epoch(cursor: Any, reader: str, stream: str, epoch: str) -> None:
-    """The cursor was restored together with the facts that it counts, so it is right in the new epoch."""
+    """Sets the epoch of a cursor that was restored together with the facts that it counts."""
     cursor.execute(_EPOCH, {"reader": reader, "stream": stream, "epoch": epoch})
 
 
 def known_streams(cursor: Any, reader: str) -> list[str]:
-    """Streams on which the reader has a stored cursor."""
+    """Returns the streams on which the reader has a stored cursor, sorted by name."""
     cursor.execute(_STREAMS, {"reader": reader})
     return [row[0] for row in cursor.fetchall()]
 

@@ -1,7 +1,7 @@
-"""Parked facts: facts that a handler could not take are kept with their trace, retried when somebody says so, or dropped.
+"""Dead letters: facts that a handler could not take, stored with their traceback until they are retried or dropped.
 
-While a fact is parked its reader goes on with later ones. Retrying gives the handler a chunk of that one fact, its rows as they
-were; its model instances may be gone by then.
+A reader goes on with later facts while one of its facts is parked. A retry gives the handler a chunk of that one fact,
+with its rows as they were. Its model instances may be gone by then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ log = get_logger(__name__)
 def parked_facts(
     reader: str | None = None, stream: str | None = None, token: int | None = None
 ) -> QuerySet[ParkedFact]:
-    """The parked facts of a reader, or of all readers whose cursors are in the streams' database."""
+    """Returns the dead letters of a reader, or of all readers whose cursors are in the streams' database.
+
+    ``stream`` and ``token`` restrict them further.
+    """
     from streams.models import ParkedFact  # noqa: PLC0415 - needs Django's apps to be loaded
 
     found = ParkedFact.objects.using(effects_database_of(reader)).all()
@@ -42,7 +45,7 @@ def parked_facts(
 
 
 def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) -> None:
-    """Put a fact aside; in the transaction that moves the cursor beyond it."""
+    """Stores a fact as a dead letter. Called in the transaction that moves the cursor beyond it."""
     parked_facts(handler.reader).using(handler.effects_database).update_or_create(
         reader=handler.reader,
         stream=handler.stream,
@@ -52,9 +55,10 @@ def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) 
 
 
 def retry_parked(reader: str, stream: str | None = None, token: int | None = None) -> tuple[int, int]:
-    """Give parked facts to the handler once more, in order; (taken, failed again). Raises ``UnknownReader``.
+    """Calls the handler again with each dead letter, in order. Returns (taken, failed again).
 
-    A fact that is taken now leaves the table in the transaction of the handler's effect.
+    A dead letter is deleted in the transaction of the handler's effect. Those that another process retries at the same
+    time are skipped and not counted. Raises ``UnknownReader``, also for a stream without a handler.
     """
     handlers = {handler.stream: handler for handler in handlers_of(reader)}
     taken = failed = 0
@@ -70,7 +74,7 @@ def retry_parked(reader: str, stream: str | None = None, token: int | None = Non
 
 
 def _retry(handler: Handler, key: int) -> bool | None:
-    """Whether it was taken; None when somebody else has it in hand, or had."""
+    """Returns true if the handler took the fact, None if another process is retrying it or has removed it."""
     using, facts = handler.effects_database, parked_facts(handler.reader).using(handler.effects_database)
     try:
         with transaction.atomic(using=using):
@@ -78,7 +82,7 @@ def _retry(handler: Handler, key: int) -> bool | None:
             if parked is None:
                 return None
             rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in parked.rows]
-            with transaction.atomic(using=using):  # so that a failure of the handler leaves the row locked and ours
+            with transaction.atomic(using=using):  # a savepoint of the handler's own
                 handler.function(Chunk(parked.stream, rows, stream_settings().database))
                 check_not_undone(using)
             parked.delete()
@@ -92,7 +96,10 @@ def _retry(handler: Handler, key: int) -> bool | None:
 
 
 def check_not_undone(using: str) -> None:
-    """Raise ``TransactionManagementError`` when what a handler has just done is going to be rolled back without a word."""
+    """Raises ``TransactionManagementError`` if the handler's transaction is already marked for a silent rollback.
+
+    This happens if the handler caught a database error inside the transaction.
+    """
     if transaction.get_rollback(using):
         raise transaction.TransactionManagementError(
             "The handler passed over an error of the database inside its transaction, which is to be rolled back. "
@@ -101,7 +108,7 @@ def check_not_undone(using: str) -> None:
 
 
 def drop_parked(reader: str, stream: str | None = None, token: int | None = None) -> int:
-    """Give parked facts up; how many. Each leaves a line in the log."""
+    """Deletes dead letters, with one line in the log for each. Returns the number deleted."""
     dropped = 0
     for parked in parked_facts(reader, stream, token):
         count, _ = parked.delete()

@@ -1,8 +1,11 @@
-"""Giving chunks to a handler so that each fact has its effect once, and finding the fact that it cannot take.
+"""Delivers chunks to a handler so that each fact has its effect once, and isolates a fact that the handler cannot take.
 
-The handler and the move of the cursor are one transaction. When it fails, nothing has happened: the chunk is cut in halves until
-a single fact is left that fails by itself; that one is retried, then parked or the reader stops, as the handler says.
-An error of a lost connection is nobody's fault: it is passed on, and the caller begins again from the stored cursor.
+The handler and the move of the cursor share one transaction. If it fails, nothing has happened. The chunk is then cut in
+halves until a single fact is left that fails by itself. This fact is retried; after the last attempt it is parked, or the
+reader stops, as the handler declares. A lost connection does not count as a failure of the handler: it is raised, and the
+caller begins again from the stored cursor. A handler that is not ``atomic`` runs outside of a transaction, before the
+cursor moves.
+
 Runs in the handler's thread, on Django's connection of that thread.
 """
 
@@ -28,7 +31,7 @@ LONGEST_RETRY_SECONDS = 30.0
 
 
 class ConnectionLost(Exception):
-    """The database connection broke; whether the last transaction was committed must be looked up."""
+    """The database connection broke. The stored cursor shows if the last transaction was committed."""
 
 
 class Stopped(Exception):
@@ -36,7 +39,7 @@ class Stopped(Exception):
 
 
 class Delivery:
-    """One handler's deliveries under one lease. `stored` is where the stored cursor is."""
+    """The deliveries to one handler under one lease. ``stored`` is the stored cursor."""
 
     def __init__(
         self,
@@ -50,15 +53,17 @@ class Delivery:
         self._handled = self._parked = 0
         self._handler = handler
         self._owner = owner
-        self._pause = pause  # waits so many seconds; True: stop instead
+        self._pause = pause  # waits for so many seconds; returns True if the reader is to stop
         self._using = using or DEFAULT_DB_ALIAS
 
     def deliver(self, chunk: Chunk, after: Callable[[VectorToken, Chunk], VectorToken], upto: VectorToken) -> None:
-        """Have all of the chunk handled and the cursor at ``upto``; ``after(cursor, part)`` gives it behind a part of it.
+        """Has the whole chunk handled, and moves the cursor to ``upto``.
+
+        ``after(cursor, part)`` returns the cursor behind the first part of a chunk that was split.
 
         Raises ``HandlerFailed``, ``ReaderFenced``, `ConnectionLost`, `CursorMoved`, `Stopped`.
         """
-        waiting = [(chunk, upto)]
+        waiting = [(chunk, upto)]  # a stack: the first half of a failed chunk is delivered before the second
         while waiting:
             part, goal = waiting.pop()
             error = self._attempt(part, goal)
@@ -71,12 +76,12 @@ class Delivery:
                 waiting += [(second, goal), (first, after(self.stored, first))]
 
     def store(self, token: VectorToken) -> None:
-        """Move the cursor on where no facts are."""
+        """Moves the stored cursor to ``token``, over a range without facts. Raises as `deliver` does."""
         if token != self.stored:
             self._guarded(lambda: self._move(token, (0, 0)))
 
     def take_counts(self) -> tuple[int, int]:
-        """Facts (handled, parked) since the last call."""
+        """Returns the number of facts (handled, parked) since the last call."""
         counts = self._handled, self._parked
         self._handled = self._parked = 0
         return counts
@@ -84,11 +89,15 @@ class Delivery:
     # --- attempts -------------------------------------------------------------------------------------------------
 
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
-        """Handler and cursor; the handler's error, if it raised one, with nothing stored."""
+        """Calls the handler and moves the cursor. Returns the handler's error, with nothing stored, or None.
+
+        Without ``atomic`` the handler may have had effects outside of the database before it failed.
+        """
         counts = (chunk.fact_count, 0)
         if not self._handler.atomic:
             error = self._call(chunk)
             connections[self._using].close_if_unusable_or_obsolete()
+            # The effects are there and the cursor is not moved yet: a crash here has the chunk handled a second time.
             if error is None:
                 self._guarded(lambda: self._move(goal, counts))
             return error
@@ -120,7 +129,7 @@ class Delivery:
         return None
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """In a transaction of its own; tells a lost connection from other errors."""
+        """Runs ``work`` in a transaction of its own. Raises `ConnectionLost` if the connection broke."""
         connection = connections[self._using]
         try:
             with transaction.atomic(using=self._using, durable=True):
@@ -134,12 +143,13 @@ class Delivery:
             raise
 
     def _move(self, token: VectorToken, counts: tuple[int, int]) -> None:
-        """The last statement of the transaction: the cursor's row is locked as briefly as can be."""
+        """Moves the cursor, as the last statement of the transaction, so that its row is locked as briefly as possible."""
         with connections[self._using].cursor() as cursor:
             move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
         self._when_committed(token, counts)
 
     def _when_committed(self, token: VectorToken, counts: tuple[int, int]) -> None:
+        # Only after the commit: a transaction that was rolled back must leave `stored` where the cursor is.
         def moved() -> None:
             self.stored = token
             self._handled += counts[0]
@@ -150,7 +160,7 @@ class Delivery:
     # --- one difficult fact ---------------------------------------------------------------------------------------
 
     def _insist(self, chunk: Chunk, goal: VectorToken, error: Exception) -> None:
-        """Retry one fact, then do what the handler wants done with it."""
+        """Retries one fact with growing pauses, then parks it or raises ``HandlerFailed``, as the handler declares."""
         handler, attempts, pause_seconds = self._handler, 1, self._handler.retry_seconds
         fact = chunk.facts[0]
         while handler.attempts is None or attempts < handler.attempts:
@@ -162,7 +172,7 @@ class Delivery:
                 raise Stopped from error
             pause_seconds = min(pause_seconds * 2, LONGEST_RETRY_SECONDS)
             attempts += 1
-            again = self._attempt(chunk.anew(), goal)
+            again = self._attempt(chunk.anew(), goal)  # instances that the failed attempt changed are loaded again
             if again is None:
                 return
             error = again
@@ -175,6 +185,7 @@ class Delivery:
             ) from error
         failure, made = error, attempts
 
+        # Dead letter and cursor in one transaction: the fact is never lost, and never both parked and handled.
         def put_aside() -> None:
             park(handler, fact, failure, made)
             self._move(goal, (0, 1))

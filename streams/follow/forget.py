@@ -1,4 +1,4 @@
-"""Forgetting a reader that nobody is to run any more: its cursors go, and with them its place on the pages.
+"""Removes a reader that is no longer needed: its cursors and its row on the pages.
 
 Refused while the reader runs and while facts of it are parked. A reader of that name that is started later is a new one.
 """
@@ -28,16 +28,18 @@ _SHOWN = "SELECT count(*) FROM streams_reader WHERE key = %s"
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A cursor that is gone, and where it was."""
+    """A deleted cursor and its last base position."""
 
     stream: str
     base: int
 
 
 def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[Forgotten]:
-    """Remove the reader's cursors, or only the one of a stream that it does not follow any more; returns what is gone.
+    """Deletes the reader's cursors, or only that of ``stream``, and returns them.
 
-    Raises ``UnknownReader``, ``ReaderNameTaken`` while it runs, ``FactsParked``.
+    ``by`` is logged as the person who asked. Give ``stream`` if the reader no longer follows it.
+
+    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, ``FactsParked``.
     """
     name = "replsite forget"
     with (
@@ -46,7 +48,7 @@ def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[
     ):
         cursor, row = held.cursor(), shown.cursor()
         _check_known(cursor, row, reader, stream)
-        hold_name(cursor, reader)
+        hold_name(cursor, reader)  # until the connection closes, so the reader cannot start meanwhile
         with driver.in_transaction(cursor):
             cursor.execute(_PARKED, [reader, stream, stream])
             if parked := cursor.fetchone()[0]:

@@ -1,7 +1,7 @@
-"""Declaring handlers: which reader follows which stream with which function, and how.
+"""Declarations of handlers: the function with which a reader follows a stream, and its options.
 
-A reader is a name with one handler per stream; its cursors are stored under that name, so it goes on where it was.
-Handlers are registered while ``handlers`` modules are imported; the registry is read-only afterwards.
+A reader is a name with one handler per stream. Its cursors are stored under that name, so it continues where it stopped.
+Handlers are registered while ``handlers`` modules are imported. The registry is read-only afterwards.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ DEFAULT_CHUNK_ROWS = 10_000
 
 
 class OnFailure(enum.StrEnum):
-    """What happens to a fact that a handler could not take in all its attempts."""
+    """The outcome for a fact that a handler could not take in all its attempts."""
 
     STOP = "stop"
-    """The reader stops in front of it, with ``HandlerFailed``."""
+    """The reader stops before the fact, with ``HandlerFailed``."""
     PARK = "park"
-    """It is put aside with its trace (``manage.py parked``), and the reader goes on."""
+    """The fact is stored as a dead letter with its traceback (``manage.py parked``), and the reader goes on."""
 
 
 class Begin(enum.StrEnum):
-    """Where a reader without a stored cursor begins."""
+    """The starting position of a reader without a stored cursor."""
 
     NOW = "now"
-    """At the present positions: it gets what is appended from now on."""
+    """At the present positions: the reader gets facts that are appended from now on."""
     OLDEST = "oldest"
     """At the oldest fact that was not trimmed."""
 
@@ -59,10 +59,12 @@ class Handler:
     """One handler of a reader.
 
     ``atomic``: the cursor is stored in the transaction that the handler's effects are part of, so they happen exactly
-    once. Without, the handler is called outside of a transaction and the cursor is stored after it: for effects elsewhere, which
-    then happen at least once. A fact gets so many ``attempts`` (None: no end), ``retry_seconds`` apart at first, doubling up to
-    half a minute; then ``on_failure`` decides. ``using`` is the alias of the database of the effects and of the cursor, when that
-    is not the streams' own.
+    once. Otherwise the handler is called outside of a transaction and the cursor is stored after it. This is for effects
+    outside of the database, which then happen at least once.
+
+    ``attempts`` is the number of attempts for a fact (None: no limit). ``retry_seconds`` is the first pause between them;
+    it doubles up to half a minute. After the last attempt ``on_failure`` decides. ``using`` is the alias of the database
+    of the effects and of the cursor, if that is not the streams' database.
     """
 
     stream: str
@@ -79,7 +81,7 @@ class Handler:
 
     @property
     def effects_database(self) -> str:
-        """Alias of the database in which the handler has its effects, and the reader its cursor."""
+        """Returns the alias of the database in which the handler has its effects, and the reader its cursor."""
         return self.using or stream_settings().database
 
     def __post_init__(self) -> None:
@@ -97,7 +99,10 @@ class Handler:
             raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
 
     def check_stream(self) -> None:
-        """Raise what is wrong with the stream; called when the reader runs, with all models loaded."""
+        """Raises ``UnknownStream``, or ``BadHandler`` for a stream in memory.
+
+        Called when the reader runs, with all models loaded.
+        """
         if registry.get(self.stream).declaration.in_memory:
             raise BadHandler(
                 f"Stream {self.stream!r} is kept in memory: its positions begin anew with its writers, so no cursor in it can be "
@@ -109,9 +114,9 @@ _handlers: dict[str, dict[str, Handler]] = {}
 
 
 def handles(stream: str, *, reader: str, **options: Any) -> Callable[[F], F]:
-    """Decorator: this function is the reader's handler of the stream; ``options`` as in ``Handler``.
+    """Decorator that makes a function the reader's handler of the stream. ``options`` are the fields of ``Handler``.
 
-    Raises ``BadHandler`` for a second handler of the same reader and stream.
+    Raises ``BadHandler`` for unusable options and for a second handler of the same reader and stream.
     """
 
     def register(function: F) -> F:
@@ -132,7 +137,7 @@ def handles(stream: str, *, reader: str, **options: Any) -> Callable[[F], F]:
 
 
 def load_handlers() -> None:
-    """Import the modules ``handlers`` of all installed apps, in which handlers are declared."""
+    """Imports the modules ``handlers`` of all installed apps, in which handlers are declared."""
     autodiscover_modules("handlers")
 
 
@@ -141,19 +146,19 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def effects_database_of(reader: str | None) -> str:
-    """Alias of the database with the reader's cursors; the streams' own for a reader without handlers here."""
+    """Returns the alias of the database with the reader's cursors; the streams' database for a reader without handlers here."""
     for handler in _handlers.get(reader or "", {}).values():
         return handler.effects_database
     return stream_settings().database
 
 
 def readers() -> list[str]:
-    """Names of all readers that have handlers."""
+    """Returns the names of all readers that have handlers, sorted."""
     return sorted(_handlers)
 
 
 def handlers_of(reader: str) -> list[Handler]:
-    """The handlers of a reader, by stream; raises ``UnknownReader``."""
+    """Returns the handlers of a reader, sorted by stream. Raises ``UnknownReader``."""
     if reader not in _handlers:
         known = ", ".join(readers()) or "none"
         raise UnknownReader(

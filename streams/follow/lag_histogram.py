@@ -1,8 +1,8 @@
-"""How long facts take from being written to being handled by a named reader: a histogram of this process.
+"""A histogram of the delay from the writing of a fact to its handling by a named reader, for this process.
 
-A sample is the newest fact of a chunk that was just handled; its age is told by the database's clock, in one indexed query.
-Samples are taken a few times a second at most, so that a reader with many small chunks is not held up. Runs in the handler's
-thread, outside of its transaction.
+A sample is the newest fact of a chunk that was just handled. One indexed query returns its age by the database's clock.
+Samples are taken five times a second at most, so that a reader with many small chunks is not slowed down. Runs in the
+handler's thread, outside of its transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DELAY = Histogram(
 
 
 class DelaySamples:
-    """The samples of one reader on one stream."""
+    """The delay samples of one reader on one stream."""
 
     def __init__(self, reader: str, stream: str, using: str) -> None:
         self._using = using
@@ -40,7 +40,7 @@ class DelaySamples:
         self._due = 0.0
 
     def handled(self, token: int) -> None:
-        """The fact of that token, and all before it in its chunk, were handled."""
+        """Takes a sample if one is due. ``token`` is that of the newest fact handled. Database errors are only logged."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -62,7 +62,7 @@ class DelaySamples:
 
 
 def age_sql(declaration: StreamDeclaration) -> str:
-    """Seconds since a fact was written; null when it was trimmed."""
+    """Returns SQL for the seconds since the fact ``%(id)s`` was written; null if it was trimmed."""
     tables = " UNION ALL ".join(
         f"SELECT {table.received_column} AS at FROM {table.name} WHERE {table.id_column} = %(id)s"
         for table in declaration.tables

@@ -1,7 +1,7 @@
-"""The right to run a reader: a session lock on its name, held on a connection of its own, and signs of life.
+"""The right to run a reader: a session advisory lock on its name, on a connection of its own, with heartbeats.
 
-Losing the connection loses the lock. Whoever holds it next begins a new lease, and a cursor is only moved under the present
-one; so even a process that has not noticed yet cannot store an effect twice.
+A lost connection loses the lock. The next holder begins a new lease, and a cursor is moved only under the present lease.
+So a process that has not noticed its loss yet cannot store an effect twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streams.writing.lease import describe_lock_holder
 __all__ = ["ReaderLock", "hold_name", "reader_row_key"]
 
 log = get_logger(__name__)
-#: A process that was killed a moment ago may still be seen by the server.
+#: The server may notice the end of a killed process only after a moment, and hold its lock until then.
 ENDING_SECONDS = 2.0
 _LOCK_NOT_AVAILABLE = "55P03"
 _HOLDER = "SELECT host, process_id, seen_at FROM streams_storedcursor WHERE reader = %s ORDER BY seen_at DESC LIMIT 1"
@@ -35,12 +35,16 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 def reader_row_key(reader: str) -> str:
-    """Key of a named reader in the table of readers."""
+    """Returns the key of a named reader in the table ``streams_reader``."""
     return f"{NAMED}{reader}"
 
 
 class ReaderLock:
-    """Held from `take` to `release`; a thread beats meanwhile and sets ``lost`` when the lock is gone."""
+    """The lock on a reader's name, held from `take` to `release`.
+
+    A thread writes heartbeats meanwhile. If the lock is lost, it sets the event ``lost`` and calls the callback of that
+    name. ``positions`` returns ``{stream: {writer: position}}`` for the reader's row on the pages.
+    """
 
     def __init__(
         self, reader: str, using: str, positions: Callable[[], Positions], lost: Callable[[], None] = lambda: None
@@ -58,7 +62,7 @@ class ReaderLock:
         self._thread = threading.Thread(target=self._beat, name=f"replsite-reader-{reader}", daemon=True)
 
     def take(self) -> Owner:
-        """Lock the name and begin a lease. Raises ``ReaderNameTaken``, which names the holder, and ``DatabaseError``."""
+        """Locks the name and begins a lease. Raises ``ReaderNameTaken``, which names the holder, and ``DatabaseError``."""
         self._connection = driver.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
         try:
             with self._connection.cursor() as cursor:
@@ -71,7 +75,10 @@ class ReaderLock:
         return self._owner
 
     def release(self, errors: Mapping[str, BaseException] | None = None) -> None:
-        """End the beats, say that we are gone, by which error on which stream if there is one, and let the name go."""
+        """Ends the heartbeats, stores the end of the lease and closes the connection, which releases the name.
+
+        ``errors`` is ``{stream: error}`` for the streams on which an error ended the reader.
+        """
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=10)
@@ -83,7 +90,7 @@ class ReaderLock:
             self._connection.close()
 
     def _store_end(self, errors: Mapping[str, str]) -> None:
-        """On our own connection, else on another: what ended the reader may have ended the connection, too."""
+        """Stores the end of the lease on the lock's connection, or on a new one if that is gone."""
         if self._owner is None:
             return
         try:
@@ -113,7 +120,7 @@ class ReaderLock:
                 self._connection.close()
 
     def _show(self, close_reason: str = "", error: str = "") -> None:
-        """Our row on the live page; no reason to stop, should its database be away or refuse us."""
+        """Stores the reader's row for the live page. Database errors are logged and do not stop the reader."""
         row = {
             "key": reader_row_key(self._reader),
             "name": self._reader,
@@ -133,7 +140,7 @@ class ReaderLock:
 
 
 def hold_name(cursor: Any, reader: str) -> None:
-    """Lock a reader's name for the life of the cursor's session; raises ``ReaderNameTaken``, which names the holder."""
+    """Locks a reader's name for the life of the cursor's session. Raises ``ReaderNameTaken``, which names the holder."""
     key = driver.reader_key(cursor, reader)
     cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
     if cursor.fetchone()[0]:

@@ -1,8 +1,8 @@
-"""A named reader: holds its name, runs its handlers on the facts of their streams, and comes back after every loss.
+"""A named reader: it holds its name, runs its handlers on the facts of their streams, and recovers from lost connections.
 
-For processes with the database. Pokes tell of news and facts come from the tables; or a replication server tells both, which
-saves reading the table once more for every reader. Facts of one stream are handled one chunk
-after another; different streams are handled side by side, in threads.
+For processes with access to the database. Notifications wake the reader, and facts come from the tables. With a
+replication server both come from the server, which saves a read of the table for every further reader. Facts of one
+stream are handled one chunk after another. Different streams are handled in parallel, in threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ log = get_logger(__name__)
 
 
 class Reader:
-    """Runs the handlers of one reader, with a ``server`` on the facts that it sends. An object is run once."""
+    """A named reader. With ``server`` its facts come from that replication server. An object is run once.
+
+    ``handlers`` null: those that were declared for the name.
+    """
 
     def __init__(self, name: str, handlers: Sequence[Handler] | None = None, server: Connector | None = None) -> None:
         self.name = name
@@ -50,20 +53,20 @@ class Reader:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Follow until `stop`.
+        """Follows until `stop`.
 
-        Raises ``ReaderNameTaken`` at the start, ``HandlerFailed`` when a handler gives up, ``ResyncNeeded`` when facts were
-        trimmed that it has not read, ``EpochChanged``, ``ReaderFenced`` when another process took the name over.
+        Raises ``ReaderNameTaken`` at the start, ``HandlerFailed`` when a handler gives up, ``ResyncNeeded`` when facts
+        were trimmed that it has not read, ``EpochChanged``, ``ReaderFenced`` when another process took the name over.
         """
         self._run(until_caught_up=False)
 
     def catch_up(self) -> int:
-        """Handle all facts that are there now, then return how many; raises what `run` raises."""
+        """Handles all facts that exist now, then returns their number. Raises as `run` does."""
         self._run(until_caught_up=True)
         return self.facts_handled
 
     def stop(self) -> None:
-        """End `run` soon, after the chunk in hand. May be called from any thread or a signal handler."""
+        """Ends `run` after the current chunk. May be called from any thread or a signal handler."""
         self._stopping.set()
         self._round_over.set()
         for lane in self._lanes:
@@ -71,20 +74,23 @@ class Reader:
 
     @property
     def facts_handled(self) -> int:
-        """Facts that handlers have taken in this run."""
+        """Returns the number of facts that handlers have taken in this run."""
         return self._counts[0] + sum(lane.facts_handled for lane in self._lanes)
 
     @property
     def facts_parked(self) -> int:
-        """Facts that were parked in this run."""
+        """Returns the number of facts that were parked in this run."""
         return self._counts[1] + sum(lane.facts_parked for lane in self._lanes)
 
     def positions(self) -> Mapping[str, Mapping[str, int]]:
-        """``{stream: {writer: position}}``: up to where facts were handled."""
+        """Returns ``{stream: {writer: position}}`` up to which facts were handled."""
         return {lane.handler.stream: lane.positions() for lane in self._lanes}
 
     def _one_database(self) -> str:
-        """The database with the reader's cursors: its name is locked there."""
+        """Returns the alias of the database with the reader's cursors, where its name is locked.
+
+        Raises ``BadHandler`` if the handlers name several.
+        """
         found = {handler.effects_database for handler in self._handlers} or {self._using}
         if len(found) > 1:
             raise BadHandler(
@@ -112,7 +118,7 @@ class Reader:
             retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _hold_and_follow(self, *, until_caught_up: bool) -> bool:
-        """One round; false when the name was lost with its connection, and must be taken anew."""
+        """Runs one round. Returns false if the name was lost with its connection and must be locked again."""
         lock = ReaderLock(self.name, self._effects_using, self.positions, lost=self._end_round)
         owner = lock.take()
         self._database_lost.ends()
@@ -123,7 +129,7 @@ class Reader:
             lock.release(self._errors())
 
     def _errors(self) -> dict[str, BaseException]:
-        """What ended the lanes, by stream; losing the name to another process is no error of the reader."""
+        """Returns the errors that ended handler loops, by stream. The loss of the name to another process is left out."""
         found = {lane.handler.stream: lane.error for lane in self._lanes if lane.error is not None}
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
@@ -141,6 +147,8 @@ class Reader:
             self._end_round()
             listener.stop()
         errors = [lane.error for lane in self._lanes if lane.error is not None]
+        # The lock was lost with its connection. Another process may have taken the name and fenced our loops; if it has,
+        # the next attempt to lock the name raises ReaderNameTaken.
         if lock.lost.is_set() and all(isinstance(error, ReaderFenced) for error in errors):
             return self._stopping.is_set()
         if errors:
@@ -169,12 +177,12 @@ class Reader:
             self.is_positioned.set()
 
     def _lane_ended(self) -> None:
-        """A handler that gave up ends all of its reader."""
+        """Ends the round if a handler gave up: one failed stream stops the whole reader."""
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 
     def _hear(self, pokes: list[Poke]) -> None:
         streams = {poke.stream for poke in pokes}
         for lane in self._lanes:
-            if not pokes or lane.handler.stream in streams:
+            if not pokes or lane.handler.stream in streams:  # an empty list: notifications may have been lost
                 lane.wake()

@@ -1,6 +1,6 @@
-"""Setting a reader anew: its cursors go where they are told, and a trace stays.
+"""Sets a reader's cursors to given tokens, or to the present positions, and records it.
 
-Facts between the old place and the new one are passed over, or handled once more; that is the operator's decision.
+Facts between the old position and the new one are skipped, or handled a second time. That is the operator's decision.
 Refused while the reader runs.
 """
 
@@ -45,7 +45,7 @@ VALUES (%(reader)s, %(stream)s, %(from_base)s, %(from_entries)s::jsonb, %(base)s
 
 @dataclass(frozen=True, slots=True)
 class Resynced:
-    """One cursor that was set."""
+    """One cursor that was set: its token before (None: no cursor) and after."""
 
     stream: str
     was: VectorToken | None
@@ -53,10 +53,13 @@ class Resynced:
 
 
 def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, by: str = "") -> list[Resynced]:
-    """Set the reader's cursors of those streams to the tokens; without, those of all its streams to the present positions.
+    """Sets the reader's cursors of the streams in ``tokens`` to these tokens.
 
-    Raises ``UnknownReader``, ``ReaderNameTaken`` while it runs, ``TokenError`` for a token beyond the present positions or
-    below the low-water mark. All cursors are set, or none.
+    Without tokens, those of all its streams are set to the present positions. ``by`` is stored as the person who asked.
+    All cursors are set, or none.
+
+    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, ``TokenError`` for a token beyond the present
+    positions or below the low-water mark.
     """
     name, using = "replsite resync", stream_settings().database
     with (
@@ -68,7 +71,7 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
         wanted = dict(tokens) if tokens else dict.fromkeys(streams)
         for stream in wanted:
             _check_stream(reader, stream, streams)
-        hold_name(cursor, reader)
+        hold_name(cursor, reader)  # until the connection closes, so the reader cannot start meanwhile
         epoch = current_epoch(streams_cursor)
         done = []
         with driver.in_transaction(cursor):
@@ -84,7 +87,7 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
 
 
 def _streams(cursor: Any, reader: str) -> list[str]:
-    """Those that it has cursors or handlers of."""
+    """Returns the streams of which the reader has cursors or handlers. Raises ``UnknownReader`` if there are none."""
     declared = [handler.stream for handler in handlers_of(reader)] if reader in readers() else []
     found = sorted({*known_streams(cursor, reader), *declared})
     if not found:
@@ -102,7 +105,7 @@ def _check_stream(reader: str, stream: str, streams: list[str]) -> None:
 
 
 def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> VectorToken:
-    """Where the cursor is to go; raises ``TokenError`` for a place that it cannot go on from."""
+    """Returns the new token of a cursor. Raises ``TokenError`` if the reader could not continue from it."""
     present = present_token(cursor, stream)
     wanted = present if token is None else token
     if not wanted.before_or_equal(present):

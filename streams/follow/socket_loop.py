@@ -1,7 +1,7 @@
-"""One stream of a reader that is told of facts by a replication server; what it missed comes from the table.
+"""The handler loop of one stream whose facts come from a replication server; missed facts come from the table.
 
-The follower runs on an event loop in the lane's thread. The handler and the cursor have a thread of their own beside it, so that
-the connection is kept alive while a chunk is handled.
+The follower runs on an event loop in the thread of the handler loop. The handler and the cursor have a second thread, so
+that the connection is kept alive while a chunk is handled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ __all__ = ["WireLane", "token_after"]
 
 
 def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) -> VectorToken:
-    """The cursor behind rows that were handed out in that view: in linear order nothing of any writer is below the last."""
+    """Returns the cursor behind rows that were delivered in order ``view``.
+
+    In linear order all facts below the last row, of any writer, were delivered. Otherwise only those of the rows' writers
+    were.
+    """
     if view is View.LINEAR:
         return cursor.merge(VectorToken(rows[-1].token))
     highest: dict[str, int] = {}
@@ -41,7 +45,7 @@ def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) ->
 
 
 class WireLane(Lane):
-    """Facts come from a server."""
+    """A handler loop whose facts come from a replication server."""
 
     def __init__(
         self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None], server: Connector
@@ -94,10 +98,10 @@ class WireLane(Lane):
             follower.finish()
             return
         keeper = asyncio.create_task(self._store_now_and_then(delivery, follower))
-        keeper.add_done_callback(lambda task: follower.finish())  # it ends only by an error, or with us
+        keeper.add_done_callback(lambda task: follower.finish())  # it ends only by an error, or is cancelled below
         try:
             await follower.run()
-        except EpochChanged as restored:  # where we begin again is decided by the stored cursor
+        except EpochChanged as restored:  # the loop begins again from the stored cursor, and checks its epoch there
             raise ConnectionLost(str(restored)) from restored
         finally:
             keeper.cancel()
@@ -108,7 +112,7 @@ class WireLane(Lane):
         await loop.run_in_executor(self._work, self._store, delivery, self._reached(follower))
 
     def _take(self, delivery: Delivery, rows: Sequence[FollowedRow]) -> None:
-        """In the handler's thread: the rows, in pieces that the handler wants."""
+        """Delivers the rows in pieces of the handler's chunk size. Runs in the handler's thread."""
         view = self.handler.view
         for piece in pieces(rows, self.handler.chunk_rows):
             chunk = Chunk(self.handler.stream, piece, self._streams_using)
@@ -116,7 +120,9 @@ class WireLane(Lane):
             self._deliver(delivery, chunk, lambda at, part: token_after(view, at, part.rows), upto)
             self.cursor = delivery.stored
             if self._stop.is_set():
-                self._is_cut = True  # the follower takes the rest for handled
+                # The follower counts all rows as handled once this returns. `_store` would then move the cursor over
+                # the pieces that were not delivered.
+                self._is_cut = True
                 return
 
     def _reached(self, follower: Follower) -> VectorToken:
@@ -125,7 +131,7 @@ class WireLane(Lane):
         return VectorToken.of(linear, {} if self.handler.view is View.LINEAR else follower.positions().get(stream, {}))
 
     async def _store_now_and_then(self, delivery: Delivery, follower: Follower) -> None:
-        """Where no facts are the cursor moves on, too; it is stored once a heartbeat."""
+        """Stores the cursor once a heartbeat, so that it moves on where there are no facts."""
         while True:
             await asyncio.sleep(stream_settings().heartbeat_seconds)
             reached = self._reached(follower)

@@ -1,7 +1,7 @@
-"""One stream of a reader: its life in a thread of its own, and following the table.
+"""The handler loop of one stream of a reader, in a thread of its own, with facts from the table.
 
-While a chunk is handled the next one is fetched. News are pokes; a lost one costs a heartbeat, never a fact.
-``wire_lane`` is told of facts by a replication server instead.
+The next chunk is fetched while one is handled. Notifications wake the loop. A lost notification delays facts by a
+heartbeat at most. ``streams.follow.socket_loop`` has the loop whose facts come from a replication server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ After = Callable[[VectorToken, Chunk], VectorToken]
 
 
 class Lane:
-    """Runs one handler under one lease until it is told to stop. A subclass says where the facts come from."""
+    """The base of handler loops: runs one handler under one lease until ``stop`` is set. A subclass supplies the facts."""
 
     def __init__(self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None]) -> None:
         self.handler = handler
@@ -52,20 +52,20 @@ class Lane:
         self._delays = DelaySamples(handler.reader, handler.stream, self._streams_using)
 
     def wake(self) -> None:
-        """Positions may have moved, or the reader is to stop."""
+        """Makes the loop look at the positions, or at ``stop``. Called from other threads."""
         raise NotImplementedError
 
     def follow(self, delivery: Delivery) -> None:
-        """Deliver facts from the stored cursor on until told to stop; then the cursor is stored where it is."""
+        """Delivers facts after the stored cursor until ``stop`` is set, then stores the cursor."""
         raise NotImplementedError
 
     def positions(self) -> dict[str, int]:
-        """Up to where facts of each writer were handled."""
+        """Returns ``{writer: position}`` up to which facts were handled."""
         cursor = self.cursor
         return {} if cursor is None else {writer: cursor.position_of(writer) for writer in self._source.writers}
 
     def run(self, ended: Callable[[], None] = lambda: None) -> None:
-        """The thread: ends when told to, when all is done, or with ``error``; then calls ``ended``."""
+        """Runs the loop in its thread, then calls ``ended``. An error that ended it is left in ``error``."""
         try:
             self._run()
         except Stopped:
@@ -77,12 +77,12 @@ class Lane:
             ended()
 
     def close(self) -> None:
-        """Give everything back; called in the thread."""
+        """Closes the thread's connections. Called in the thread."""
         self._source.close()
         connections.close_all()
 
     def _run(self) -> None:
-        """Begin again from the stored cursor after every loss of the database."""
+        """Follows, and begins again from the stored cursor after every loss of the database."""
         retry_seconds = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
@@ -105,7 +105,7 @@ class Lane:
                 retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _begin(self) -> Delivery:
-        """The stored cursor, or a first one."""
+        """Reads the stored cursor, or stores the first one, and returns its deliveries."""
         handler = self.handler
         first, epoch = self._source.begin(), self._source.epoch()
         try:
@@ -122,7 +122,10 @@ class Lane:
         return Delivery(handler, self._owner, kept[0], self._pause, self._using)
 
     def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
-        """Facts, cursor and effects in one database were restored together; effects elsewhere were not."""
+        """Raises ``EpochChanged`` if the database was restored and the handler's effects were not; else adopts the new epoch.
+
+        Facts, cursor and effects in one database were restored together. Effects elsewhere were not.
+        """
         if kept == now or not now:
             return
         if not self.handler.atomic or self._using != self._streams_using:
@@ -140,12 +143,12 @@ class Lane:
             self.facts_parked += parked
 
     def _pause(self, seconds: float) -> bool:
-        """Wait, but not longer than until somebody says stop; whether somebody did."""
+        """Waits for so many seconds, or until ``stop`` is set. Returns true if it is set."""
         return self._stop.wait(seconds)
 
 
 class TableLane(Lane):
-    """Facts come from the table; ends also when it has caught up, if that is all that is wanted."""
+    """A handler loop whose facts come from the table. With ``until_caught_up`` it ends once no fact is left."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class TableLane(Lane):
             while not self._stop.is_set():
                 batch = fetch.result()
                 if not batch.is_last:
-                    fetch = self._fetch(batch.cursor)  # while this one is handled
+                    fetch = self._fetch(batch.cursor)  # the next batch is read while this one is handled
                 self._take(delivery, batch)
                 if not batch.is_last:
                     continue
@@ -204,10 +207,15 @@ class TableLane(Lane):
         self.cursor = batch.cursor
 
     def _wait_for_news(self, delivery: Delivery, cursor: VectorToken) -> None:
-        """Until a poke, or a heartbeat. Where no facts were, the cursor is stored once a heartbeat and no oftener."""
+        """Waits for a notification, for a heartbeat at most.
+
+        Where no facts were, the cursor is stored once a heartbeat at most.
+        """
         beat_seconds = stream_settings().heartbeat_seconds
         self._news.wait(beat_seconds)
-        self._news.clear()  # before the positions are read, so that a poke that comes meanwhile is seen
+        # Cleared before the caller reads the positions. Cleared after it: the positions are read, a fact commits and its
+        # notification sets the event, the event is cleared, and the fact waits for a heartbeat.
+        self._news.clear()
         if time.monotonic() >= self._store_due:
             delivery.store(cursor)
             self._store_due = time.monotonic() + beat_seconds

@@ -1,7 +1,7 @@
-"""Where a reader's facts come from: the tables, as far as the stored positions say that they are complete.
+"""The facts of a reader from the tables, as far as the stored positions show that they are complete.
 
-Called by one thread at a time, on a connection of its own. Positions are read before rows, and the low-water mark after
-them: so nothing is seen before its commit, and nothing that was trimmed is passed over unnoticed.
+No fact is seen before its commit, and no trimmed fact is passed over unnoticed. This follows from the order of reading in
+`TableSource.next`. Called by one thread at a time, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Batch", "TableSource", "present_token"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was read: rows that are due, the cursor after them, and how far facts may be handed out at present."""
+    """Rows that are due, the cursor after them, and the token up to which facts may be delivered now."""
 
     rows: Sequence[FollowedRow]
     cursor: VectorToken
@@ -36,18 +36,18 @@ class Batch:
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing more was due when the positions were read."""
+        """Returns true if nothing more was due when the positions were read."""
         return next_reading(self.cursor, self.target) is None
 
 
 def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorToken:
-    """The stored positions of a stream as a token: everything up to it is committed."""
+    """Returns the stored positions of a stream as a token. Everything up to it is committed."""
     return target_of(view, *_present(cursor, stream))
 
 
 def _present(cursor: Any, stream: str) -> tuple[int, dict[str, int]]:
     found = possible_positions(cursor, [stream])
-    cache_feed.before_shown(found)  # a handler may ask for what the facts up to there make old
+    cache_feed.before_shown(found)  # drops cached values that these facts make stale, before a handler asks for them
     stored = found.get(stream, {})
     linear = linear_position(stored.values())
     return linear, positions_to_show(stored, linear)
@@ -65,7 +65,10 @@ class TableSource:
         self.writers: tuple[str, ...] = ()
 
     def begin(self) -> VectorToken:
-        """Where a reader without a stored cursor begins; known positions are read anew, since the database may be another."""
+        """Returns the starting token of a reader without a stored cursor, by its handler's ``begin``.
+
+        The next read looks up the positions again, since the database may have been restored.
+        """
         self._target = None
         with self._connection.cursor() as cursor:
             if self._handler.begin is Begin.OLDEST:
@@ -74,23 +77,26 @@ class TableSource:
             return present_token(cursor, self._handler.stream, self._handler.view)
 
     def epoch(self) -> str:
-        """The present epoch of the streams' database."""
+        """Returns the present epoch of the streams' database."""
         with self._connection.cursor() as cursor:
             return current_epoch(cursor)
 
     def check_epoch(self, kept: str) -> None:
-        """Raise ``EpochChanged`` when the epoch of a cursor is not the present one."""
+        """Raises ``EpochChanged`` if the epoch ``kept`` of a cursor is not the present one."""
         handler = self._handler
         with self._connection.cursor() as cursor:
             check_epoch(cursor, kept, f"Reader {handler.reader} on stream {handler.stream}")
 
     def next(self, after: VectorToken) -> Batch:
-        """The next rows after a cursor, about as many as the handler wants; raises ``ResyncNeeded``, ``DatabaseError``.
+        """Returns the next rows after a cursor, about as many as the handler wants.
 
-        Looks at the positions again once all that they covered was read.
+        The positions are read again only once everything that they cover was read. Raises ``ResyncNeeded``,
+        ``DatabaseError``.
         """
         handler = self._handler
         with self._connection.cursor() as cursor:
+            # Positions before rows. The other way round: the rows are read, fact 5 commits, its position is stored and
+            # read, and the cursor moves over fact 5, which is not among the rows.
             if self._target is None or next_reading(after, self._target) is None:
                 linear, positions = _present(cursor, handler.stream)
                 self._target, self.writers = target_of(handler.view, linear, positions), tuple(positions)
@@ -101,10 +107,12 @@ class TableSource:
             wanted = Wanted(reading.after, reading.upto, reading.writers)
             limit = self._pace.limit(handler.chunk_rows)
             rows, reached = table_rows(cursor, self._declaration, wanted, limit)
+            # The mark after the rows: trimming deletes facts and moves the mark in one transaction. With the mark read
+            # first, the facts could go between the two queries, and the rows would lack them without an error.
             check_not_trimmed(cursor, handler.stream, after, reader=handler.reader)
         self._pace.learn(rows)
         return Batch(due_rows(rows, after, target), after.after_partial_read(target, reached), target)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Closes the connection; a later use opens another."""
         self._connection.close()

@@ -1,1 +1,1 @@
-"""Appending to the plain streams of a homeserver: their rows, typing users, the queues for federation."""
+"""Appends to the plain streams of a homeserver, with the users who type and the queues for federation."""

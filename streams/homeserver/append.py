@@ -1,10 +1,11 @@
-"""Appending to the plain homeserver streams: one function per stream, for this site and for others that install the app.
+"""Appends to the homeserver streams that need no further logic: one function per stream.
 
-Each works in the caller's transaction, or in one of its own; readers get the fact after the commit. Each returns the fact's
-token. From async code call them with ``asgiref.sync.sync_to_async``. Typing has a module of its own
-(``streams.homeserver.typing``), and so have the two queues for federation (``streams.homeserver.federation_queue``).
+For this site and for others that install the app. Each function works in the caller's transaction, or in one of its own.
+Readers get the fact after the commit. Each returns the fact's token. From async code call them with
+``asgiref.sync.sync_to_async``. Typing has a module of its own (``streams.homeserver.typing``), and so have the two queues
+for federation (``streams.homeserver.federation_queue``).
 
-Raises ``UnusableFact`` for what cannot travel, and whatever ``Stream.append`` raises.
+Raises ``UnusableFact`` for content that cannot be sent, and everything that ``Stream.append`` raises.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ __all__ = [
 
 
 def set_presence(*presences: Presence) -> list[int]:
-    """``presence``: the new states of users, each a fact of its own; what was known of these users before vanishes."""
+    """Appends to ``presence`` the new states of users, each a fact of its own. Returns their tokens.
+
+    Earlier rows of these users are deleted.
+    """
     for presence in presences:
         if presence.state not in PRESENCE_STATES:
             raise UnusableFact(
@@ -59,52 +63,61 @@ def set_presence(*presences: Presence) -> list[int]:
 
 
 def add_receipt(room_id: str, receipt_type: str, user_id: str, event_id: str, data: Mapping[str, Any]) -> int:
-    """``receipts``: the user has read the room up to an event; ``data`` is such as ``{"ts": 1, "hidden": False}``."""
+    """Appends to ``receipts``: the user has read the room up to an event.
+
+    ``data`` is such as ``{"ts": 1, "hidden": False}``.
+    """
     text = json_text("receipts", dict(data))
     receipt = Receipt(room_id=room_id, receipt_type=receipt_type, user_id=user_id, event_id=event_id, data=text)
     return registry.get("receipts").append(receipt)[0]
 
 
 def push_rules_changed(user_id: str) -> int:
-    """``push_rules``: the user's push rules changed."""
+    """Appends to ``push_rules``: the user's push rules changed."""
     return registry.get("push_rules").append(PushRuleChange(user_id=user_id))[0]
 
 
 def pusher_changed(user_id: str, app_id: str, pushkey: str, *, deleted: bool = False) -> int:
-    """``pushers``: a pusher was set, or deleted."""
+    """Appends to ``pushers``: a pusher was set, or deleted."""
     change = PusherChange(user_id=user_id, app_id=app_id, pushkey=pushkey, deleted=deleted)
     return registry.get("pushers").append(change)[0]
 
 
 def devices_changed(entities: Iterable[str]) -> int:
-    """``device_lists``: devices of these users changed, or these servers are to be told so; one fact."""
+    """Appends to ``device_lists`` one fact with a row per entity.
+
+    An entity is a user whose devices changed, or a server that must be sent such a change.
+    """
     return append_rows("device_lists", [DeviceListChange(entity=entity) for entity in entities])
 
 
 def messages_to_devices(entities: Iterable[str]) -> int:
-    """``to_device``: there are messages for devices of these local users, or servers; one fact, a row per recipient."""
+    """Appends to ``to_device`` one fact with a row per recipient: a local user or a server with messages for its devices."""
     return append_rows("to_device", [ToDeviceMessage(entity=entity) for entity in entities])
 
 
 def signatures_changed(user_id: str) -> int:
-    """``user_signature``: the user signed other users' keys, or no longer does."""
+    """Appends to ``user_signature``: the user signed other users' keys, or withdrew a signature."""
     return registry.get("user_signature").append(UserSignatureChange(user_id=user_id))[0]
 
 
 def set_tags(user_id: str, room_id: str, tags: Mapping[str, Any]) -> int:
-    """``tag_account_data``: all tags that the room has now for the user."""
+    """Appends to ``tag_account_data`` all tags that the user has now on the room."""
     change = TagChange(user_id=user_id, room_id=room_id, tags=json_text("tag_account_data", dict(tags)))
     return registry.get("tag_account_data").append(change)[0]
 
 
 def account_data_changed(user_id: str, data_type: str, room_id: str | None = None) -> int:
-    """``account_data``: the user's data of that type changed, in the room or globally."""
+    """Appends to ``account_data``: the user's data of that type changed, in the room or globally."""
     change = AccountDataChange(user_id=user_id, room_id=room_id, data_type=data_type)
     return registry.get("account_data").append(change)[0]
 
 
 def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> int:
-    """``groups``: the user's membership of a group changed; ``content`` is such as ``{"membership": "join", "content": {}}``."""
+    """Appends to ``groups``: the user's membership of a group changed.
+
+    ``content`` is such as ``{"membership": "join", "content": {}}``.
+    """
     change = GroupChange(
         group_id=group_id, user_id=user_id, type="membership", content=json_text("groups", dict(content))
     )
@@ -112,7 +125,7 @@ def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> in
 
 
 def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
-    """One fact of several rows, under one token."""
+    """Appends one fact of several rows, all under one token, which is returned. Raises ``UnusableFact`` without rows."""
     if not rows:
         raise UnusableFact(f"{stream_name}: a fact without rows says nothing; give it one at least.")
     with registry.get(stream_name).reserve() as reservation:
@@ -124,7 +137,7 @@ def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
 
 
 def json_text(stream_name: str, value: Any) -> str:
-    """The JSON text of a value as it travels: compact and ASCII."""
+    """Returns the compact ASCII JSON of a value. Raises ``UnusableFact`` for a value that JSON cannot represent."""
     try:
         return encode_json(value).decode("ascii")
     except BadJson as error:

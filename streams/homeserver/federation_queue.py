@@ -1,8 +1,8 @@
-"""What federation senders in other processes are to send: the streams ``federation`` and ``presence_federation``.
+"""Queues of outgoing data for federation senders in other processes: the streams ``federation`` and ``presence_federation``.
 
-Both are in memory. An item of ``federation`` is freed when every sender that was heard of has acknowledged it
-(FEDERATION_ACK), at the latest after an hour; ``presence_federation`` keeps five minutes. A sender that was away for longer
-learns the present state from elsewhere, as it does when the streams begin anew.
+Both streams are in memory. An item of ``federation`` is deleted when every known sender has acknowledged it
+(FEDERATION_ACK), at the latest after an hour. ``presence_federation`` keeps five minutes. A sender that was away for
+longer gets the present state from elsewhere, as it does after a new generation of the streams.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from streams.models.catalog import FederationItem, PresenceDestination
 
 __all__ = ["free_acknowledged", "free_old", "send_federation", "tell_presence"]
 
-#: How long rows are kept that nobody acknowledged.
+#: Seconds for which rows without an acknowledgement are kept.
 KEEP_SECONDS = {"federation": 3600.0, "presence_federation": 300.0}
 _FREE_EVERY_SECONDS = 30.0
 _FREE_ACKNOWLEDGED = """
@@ -35,7 +35,10 @@ _freed_at: dict[str, float] = {}
 
 
 def send_federation(items: Iterable[tuple[str, Any]]) -> int:
-    """``federation``: things to send, as (type, data); one fact. Types: ``k``, ``e`` and ``pd``."""
+    """Appends one fact to ``federation`` with the items to send, as (type, data) pairs. Returns its token.
+
+    The types are ``k``, ``e`` and ``pd`` (``FEDERATION_TYPES``). Raises ``UnusableFact`` for others.
+    """
     rows = []
     for kind, data in items:
         if kind not in FEDERATION_TYPES:
@@ -45,23 +48,23 @@ def send_federation(items: Iterable[tuple[str, Any]]) -> int:
 
 
 def tell_presence(destinations: Iterable[str], user_ids: Iterable[str]) -> int:
-    """``presence_federation``: tell each of these servers the presence of each of these users; one fact."""
+    """Appends one fact to ``presence_federation``: each server is to be sent the presence of each user. Returns its token."""
     users = list(user_ids)
     rows = [PresenceDestination(destination=server, user_id=user) for server in destinations for user in users]
     return _append("presence_federation", rows)
 
 
 def free_acknowledged(cursor: Any) -> int:
-    """Free the items of ``federation`` that all senders have acknowledged; returns the number of rows.
+    """Deletes the items of ``federation`` that all senders have acknowledged. Returns the number of rows.
 
-    A sender that acknowledged nothing for an hour is not waited for. Called with a cursor of any connection.
+    A sender without an acknowledgement in the last hour is not waited for. Called with a cursor of any connection.
     """
     cursor.execute(_FREE_ACKNOWLEDGED, [KEEP_SECONDS["federation"]])
     return int(cursor.rowcount)
 
 
 def free_old(stream_name: str) -> None:
-    """Free what was kept for long enough; in the caller's transaction, if there is one."""
+    """Deletes the rows that were kept for long enough, in the caller's transaction if there is one."""
     table = registry.get(stream_name).declaration.tables[0]
     with connections[stream_settings().database].cursor() as cursor:
         cursor.execute(
@@ -80,7 +83,7 @@ def _append(stream_name: str, rows: list[Any]) -> int:
 
 
 def _forget_acknowledgements(cursor: Any) -> None:
-    """Tokens of the generation before mean nothing any more."""
+    """Deletes the acknowledgements: they name tokens of the generation before."""
     cursor.execute("DELETE FROM streams_federationacknowledgement")
 
 

@@ -1,9 +1,9 @@
-"""Who is typing: the stream ``typing``, kept from a table of (room, user, until when).
+"""Typing notifications: the stream ``typing``, derived from a table of (room, user, until).
 
-A row of the stream is the full list of a room, so it is written only when the list changed. Somebody who said nothing more
-until the time-out is taken off by a thread of the processes that set typing; whichever of them comes first does it, so the
-entries of a process that died are taken off by the others. When the last writer is gone the stream begins anew with the
-next one, nobody is typing, and followers see the reset.
+A row of the stream is the full list of users who type in a room, so it is written only when the list changed. A thread in
+each process that sets typing removes users whose time is over. Any of these processes may do it, so the entries of a
+process that died are removed by the others. When the last writer is gone, the next one begins a new generation of the
+stream with no user typing, and followers receive the reset.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ LONGEST_TIMEOUT_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
 
 _LOCK_ROOM = "SELECT pg_advisory_xact_lock(" + marked_lock("'replsite.typing:' || %s") + ")"
+#: ``xmax = 0``: true for a row that was inserted, false for one that was updated.
 _START = """
 INSERT INTO streams_typinguser AS t (room_id, user_id, since, until)
 VALUES (%(room)s, %(user)s, clock_timestamp(), clock_timestamp() + make_interval(secs => %(seconds)s))
@@ -49,16 +50,17 @@ _NEXT = "SELECT extract(epoch FROM min(until) - clock_timestamp())::float8 FROM 
 
 
 def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: float = 30.0) -> int | None:
-    """Say that a user types in a room, for so long unless said again, or no longer does.
+    """Stores that a user types in a room, for ``timeout_seconds`` unless renewed, or no longer does.
 
-    Returns the token of the room's new list, None when the list is as before.
+    Returns the token of the room's new list, None if the list is as before. Raises ``UnusableFact`` for a time-out that
+    is not above 0 and up to ``LONGEST_TIMEOUT_SECONDS``.
     """
     if not 0 < timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
         raise UnusableFact(
             f"typing: a time-out of {timeout_seconds:g} s cannot be; use up to {LONGEST_TIMEOUT_SECONDS:g} s."
         )
     using = stream_settings().database
-    # Before any row is touched: a stream that begins anew is emptied on another connection.
+    # Before any row is touched: a new generation empties the table on another connection, which could wait for our rows.
     current_writer(using).tracker(registry.get("typing"))
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_LOCK_ROOM, [room_id])
@@ -73,7 +75,7 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
 
 
 def expire_typing() -> int:
-    """Take those off whose time is over; returns the number of rooms whose list changed."""
+    """Removes the users whose time is over. Returns the number of rooms whose list changed."""
     using, changed = stream_settings().database, 0
     with connections[using].cursor() as cursor:
         cursor.execute(_OVER)
@@ -97,7 +99,7 @@ def _append_list(cursor: Any, room_id: str) -> int:
 
 
 class _Expiry:
-    """The thread that takes off whose time is over; runs while somebody types."""
+    """The thread that removes users whose time is over. It is started when a user types."""
 
     def __init__(self) -> None:
         self._wake = threading.Event()
@@ -106,7 +108,7 @@ class _Expiry:
         self._guard = threading.Lock()
 
     def look(self) -> None:
-        """Somebody began to type."""
+        """Starts or wakes the thread, after a user began to type."""
         with self._guard:
             if self._thread is None:
                 self._stopping.clear()
@@ -115,7 +117,7 @@ class _Expiry:
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """Ends the thread and waits for it, up to ten seconds."""
         with self._guard:
             thread, self._thread = self._thread, None
             self._stopping.set()
@@ -132,7 +134,7 @@ class _Expiry:
             connections.close_all()
 
     def _step(self) -> float | None:
-        """Take off who is over; seconds until the next one is, None when nobody types."""
+        """Removes users whose time is over. Returns the seconds until the next one's is, None when no user types."""
         try:
             expire_typing()
             with connections[stream_settings().database].cursor() as cursor:
@@ -154,7 +156,7 @@ _EXPIRY = _Expiry()
 
 
 def stop_expiry() -> None:
-    """End this process's thread; somebody who types starts it again."""
+    """Ends the expiry thread of this process. The next user who types starts it again."""
     _EXPIRY.stop()
 
 

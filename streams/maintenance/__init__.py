@@ -1,1 +1,1 @@
-"""Trimming streams, checking them, and the subjects of the commands ``purge`` and ``resync``."""
+"""Trimming and checking of streams, and the subjects of the commands ``purge`` and ``resync``."""

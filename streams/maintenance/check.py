@@ -1,6 +1,6 @@
-"""Whether sequences, tables and stored positions of all streams agree, and moving sequences forward where they do not.
+"""Checks that sequences, tables and stored positions of all streams agree, and moves sequences forward where they do not.
 
-Thin edge for ``manage.py check_streams`` and ``resync positions``: reads with a cursor of a direct connection.
+Used by ``manage.py check_streams`` and ``resync positions``. Reads with a cursor of a direct connection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Finding", "inspect_streams", "repair", "repair_streams"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One stream: the three numbers that must be in order, and what to do if they are not."""
+    """The result for one stream: the three numbers that must be in order, the verdict, and the fix if they are not."""
 
     stream: str
     sequence: int
@@ -31,12 +31,12 @@ class Finding:
 
     @property
     def well(self) -> bool:
-        """Whether the sequence is ahead of everything that was ever used."""
+        """Returns true if the sequence is ahead of every ID in the tables and every stored position."""
         return self.verdict == "ok"
 
     @property
     def wanted_sequence(self) -> int:
-        """The greatest of the three: sequences only move forward."""
+        """Returns the greatest of the three numbers. Sequences only move forward."""
         return max(self.sequence, self.highest_in_tables, self.highest_stored)
 
 
@@ -47,15 +47,15 @@ def _verdict(sequence: int, in_tables: int, stored: int) -> str:
 
 
 def inspect_streams(cursor: Any) -> list[Finding]:
-    """Look at every stream, whatever the first one says."""
+    """Returns the findings of all streams."""
     return [_inspect(cursor, stream) for stream in registry.all_streams()]
 
 
 def _inspect(cursor: Any, stream: Stream) -> Finding:
-    """The sequence is read last: what a living writer does meanwhile must not look like a fault."""
     stored = stored_positions(cursor, [stream.name]).get(stream.name, {}).values()
     highest_stored = max((at.position for at in stored), default=0)
     in_tables = stream.table_maximum(cursor)
+    # The sequence is read last. Read first: sequence 5, a live writer takes and stores 6, and 6 looks ahead of the sequence.
     sequence = stream.sequence_value(cursor)
     verdict = _verdict(sequence, in_tables, highest_stored)
     finding = Finding(stream.name, sequence, in_tables, highest_stored, verdict, "")
@@ -66,18 +66,20 @@ def _inspect(cursor: Any, stream: Stream) -> Finding:
 
 
 def repair(cursor: Any, stream: Stream) -> int:
-    """Move the stream's sequence to the greatest of the three numbers or beyond; returns where it stands then.
+    """Moves the stream's sequence to the greatest of the three numbers or beyond. Returns its new value.
 
-    Safe beside live writers. Raises ``SequenceBusy`` when they do not let go of it for a long jump. No row is removed.
+    Safe beside live writers. No row is removed. Raises ``SequenceBusy`` when open transactions keep the sequence from a
+    long jump.
     """
     with driver.in_transaction(cursor):
+        # The lock of writers that enter the stream: they read the sequence, too.
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
         move_forward(cursor, stream.declaration.sequence, _inspect(cursor, stream).wanted_sequence)
         return stream.sequence_value(cursor)
 
 
 def repair_streams(cursor: Any) -> Iterator[tuple[Finding, int]]:
-    """Moves every sequence forward that is behind; yields what was found of its stream, and where it stands then."""
+    """Moves every sequence forward that is behind. Yields the finding of each, and the sequence's new value."""
     for finding in inspect_streams(cursor):
         if not finding.well:
             yield finding, repair(cursor, registry.get(finding.stream))

@@ -1,6 +1,6 @@
-"""Maintenance commands with several subjects: ``purge WHAT``, ``resync WHAT``. Each room adds its own subjects.
+"""Subjects of the maintenance commands: ``purge WHAT``, ``resync WHAT``.
 
-A room registers while Django loads it (``AppConfig.ready``); the command is the same for all.
+Each app registers its own subjects while Django loads it (``AppConfig.ready``). The command is the same for all.
 """
 
 from __future__ import annotations
@@ -25,31 +25,34 @@ __all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "subjects"]
 class Subject(Protocol):
     """One subject of a maintenance command."""
 
-    #: What it does, in sentences; the last is ``Example: purge WHAT …``, which the command lists with its examples.
+    #: The description, in sentences. The last is ``Example: purge WHAT …``, which the command lists with its examples.
     help: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its arguments."""
+        """Declares its arguments."""
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Do it; writes to the command's stdout, progress to its stderr; ``CommandError`` when something is wrong."""
+        """Does the work. Writes the outcome to the command's stdout and progress to its stderr.
+
+        Raises ``CommandError`` for what could not be done.
+        """
 
 
 _subjects: dict[str, dict[str, Subject]] = {}
 
 
 def register(command: str, what: str, subject: Subject) -> None:
-    """Add a subject to a maintenance command."""
+    """Adds the subject ``what`` to a maintenance command."""
     _subjects.setdefault(command, {})[what] = subject
 
 
 def subjects(command: str) -> Mapping[str, Subject]:
-    """What the command can be asked for, by name."""
+    """Returns the subjects of the command, by name, sorted."""
     return dict(sorted(_subjects.get(command, {}).items()))
 
 
 def asked_by() -> str:
-    """Who runs this command, for traces."""
+    """Returns the user and host that run this command, for records of its actions."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -58,12 +61,15 @@ def asked_by() -> str:
 
 
 class MaintenanceCommand(SiteCommand):
-    """A command whose first argument is its subject. Exit status 1 for what could not be done, 2 for unusable arguments."""
+    """A command whose first argument is its subject.
+
+    Exit status 1 for what could not be done, 2 for unusable arguments.
+    """
 
     name = ""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """One parser for each subject."""
+        """Adds one parser for each subject."""
         choices = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
         for what, subject in subjects(self.name).items():
             does, example = _parts_of_help(subject)
@@ -77,12 +83,12 @@ class MaintenanceCommand(SiteCommand):
             subject.add_arguments(chosen)
 
     def told_examples(self) -> Sequence[tuple[str, str]]:
-        """Those of the subjects, each with the first sentence of what it does."""
+        """Returns the subjects' examples, each with the first sentence of its help."""
         parts = [_parts_of_help(subject) for subject in subjects(self.name).values()]
         return [(example, does.partition(". ")[0].rstrip(".")) for does, example in parts if example]
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Hand over to the subject."""
+        """Runs the chosen subject. Stream and database errors become ``CommandError`` with exit status 1."""
         try:
             subjects(self.name)[options["what"]].run(self, options)
         except StreamError as error:
@@ -92,6 +98,6 @@ class MaintenanceCommand(SiteCommand):
 
 
 def _parts_of_help(subject: Subject) -> tuple[str, str]:
-    """What the subject does, and its example."""
+    """Returns the description and the example of a subject's help."""
     does, _, example = subject.help.partition(" Example: ")
     return does, example

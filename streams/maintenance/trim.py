@@ -1,16 +1,14 @@
-"""Trimming a stream: old facts are deleted in small batches, never beyond what a registered reader has not read.
+"""Trimming of a stream: old facts are deleted in small batches, never beyond those that a registered reader has not read.
 
     limit = the least of: the linear position, what every registered reader has handled, what the rule keeps
 
-Registered are stored cursors, and the rows of ``streams_reader``: open connections and followers, Spark queries, and named
-readers that store their cursor in another database.
+Registered readers are the stored cursors and the rows of ``streams_reader``: open connections and followers, Spark
+queries, and named readers that store their cursor in another database.
 
-A reader holds the trimming back as long as its process was seen within the horizon; one that is longer gone, or that is
-to be ignored, does not, and finds itself below the low-water mark when it comes back: it is told so by ``ResyncNeeded``.
-The linear position is taken some heartbeats before the first fact is deleted, so that whoever was about to read or to
-announce those facts has done so. Each batch deletes and moves the mark in one transaction.
+A reader holds back trimming as long as its process was seen within the horizon. A reader that is silent for longer, or is
+to be ignored, does not. When it comes back it finds itself below the low-water mark and gets ``ResyncNeeded``.
 
-Called with a cursor of a direct connection in autocommit mode. Positive numbers, also for backward streams.
+Called with a cursor of a direct connection in autocommit mode. Positions are positive, also for backward streams.
 """
 
 from __future__ import annotations
@@ -55,6 +53,8 @@ PAUSE_SECONDS = 0.02
 _CURSORS = """
 SELECT reader, base, seen_at < clock_timestamp() - %(horizon)s FROM streams_storedcursor WHERE stream = %(stream)s
 """
+#: Followers with a stored cursor in this database are left out: the cursor itself counts (``_CURSORS``). Closed
+#: connections hold nothing back; Spark queries and named readers do, since they continue from where they were.
 _READERS = """
 SELECT kind || ' ' || name, (positions -> %(stream)s)::text, heartbeat_at < clock_timestamp() - %(horizon)s
 FROM streams_reader
@@ -73,7 +73,7 @@ ON CONFLICT (stream) DO UPDATE SET position = greatest(mark.position, excluded.p
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What stays: the newest ``facts`` facts, or those that were received within ``age``; one of the two."""
+    """The rule of what to keep: the newest ``facts`` facts, or those received within ``age``. One of the two is given."""
 
     facts: int | None = None
     age: timedelta | None = None
@@ -81,7 +81,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class TrimRequest:
-    """What to trim, and how carefully."""
+    """The arguments of a trimming: stream, rule, horizon of readers, names of readers to ignore."""
 
     stream: Stream
     keep: Keep
@@ -89,12 +89,12 @@ class TrimRequest:
     ignored: tuple[str, ...] = ()
     dry_run: bool = False
     settle_seconds: float | None = None
-    """Wait so long before the first deletion; None: three heartbeats."""
+    """Seconds to wait before the first deletion; None: three heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """A reader and the position beyond which it needs the facts; ``ignored`` says why it does not count."""
+    """A reader and the position beyond which it needs facts. ``ignored`` is the reason why it does not count, or empty."""
 
     reader: str
     position: int
@@ -103,7 +103,10 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class TrimPlan:
-    """Up to where a stream may be trimmed, and what stands in the way of more."""
+    """The limit up to which a stream may be trimmed, and the readers that hold it back.
+
+    ``mark`` is the low-water mark, ``linear`` the linear position, ``wanted`` the limit by the rule.
+    """
 
     stream: str
     mark: int
@@ -113,19 +116,19 @@ class TrimPlan:
 
     @property
     def limit(self) -> int:
-        """Facts up to here may go."""
+        """Returns the position up to which facts may be deleted."""
         return min([self.wanted, self.linear, *(one.position for one in self.obstacles if not one.ignored)])
 
     @property
     def slowest(self) -> Obstacle | None:
-        """The reader that keeps facts which the rule would let go."""
+        """Returns the reader that holds back facts which the rule would delete; None if there is none."""
         counted = [one for one in self.obstacles if not one.ignored and one.position < min(self.wanted, self.linear)]
         return min(counted, key=lambda one: one.position, default=None)
 
 
 @dataclass(slots=True)
 class Trimmed:
-    """What was deleted so far: rows, and the position reached."""
+    """The result so far: rows deleted, the position reached, and for each writer its highest deleted fact."""
 
     rows: int = 0
     position: int = 0
@@ -133,14 +136,14 @@ class Trimmed:
 
 
 class _Batch:
-    """The next facts in order, cut where the rule or the limit ends."""
+    """The next facts in order, up to the limit and to the first fact that the age rule keeps."""
 
     def __init__(self, stream: Stream, young_since: Any) -> None:
         self._stream = stream
         self._young_since = young_since
 
     def upto(self, cursor: Any, after: int, limit: int) -> tuple[int, int]:
-        """(position, rows): up to where the next batch goes, and how many rows that are. (after, 0): nothing may go."""
+        """Returns (position, rows): the end of the next batch and its number of rows. (after, 0): nothing may be deleted."""
         declaration = self._stream.declaration
 
         def fetch(table: FactTable, rows: int) -> list[tuple[int, bool]]:
@@ -161,7 +164,10 @@ class _Batch:
 
 
 def plan_trim(cursor: Any, request: TrimRequest) -> TrimPlan:
-    """What may be trimmed now; raises ``NotTrimmable``. The age rule is applied while the facts are looked at."""
+    """Returns the plan for the present moment. Raises ``NotTrimmable``.
+
+    The age rule is not part of the plan: it is applied when the facts are read.
+    """
     stream, horizon, keep = request.stream, request.horizon, request.keep
     _check_trimmable(stream)
     stored = possible_positions(cursor, [stream.name]).get(stream.name, {})
@@ -212,16 +218,18 @@ def _gone(horizon: timedelta) -> str:
 
 
 def reader_limit(vector: Mapping[str, int], stored: Mapping[str, Any], linear: int) -> int:
-    """Up to where a reader has handled everything: the least position among the writers that it is behind of.
+    """Returns the position up to which a reader has handled everything.
 
-    A writer that it has not heard of entered at or above the least that it has.
+    ``vector`` is the reader's ``{writer: position}``. The result is its least position among the writers that it is
+    behind, or ``linear`` if it is behind none. A writer that is missing in ``vector`` entered at or above the least
+    position in it, so it counts with that.
     """
     low = lowest_unread(vector, {writer: one.position for writer, one in stored.items()})
     return linear if low is None else low
 
 
 def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
-    """The position below the newest ``facts`` facts; 0 when there are no more than these."""
+    """Returns the position below the newest ``facts`` facts; 0 if there are no more than these."""
     if facts == 0:
         return linear
     declaration = stream.declaration
@@ -239,20 +247,24 @@ def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
 
 
 def trim(cursor: Any, request: TrimRequest, pause: Callable[[float], object] = time.sleep) -> Iterator[Trimmed]:
-    """Trim, a batch a step; gives the figures so far after each. With ``dry_run`` nothing is deleted.
+    """Trims a stream, one batch a step, and yields the figures so far after each. With ``dry_run`` nothing is deleted.
 
-    May be stopped after any step and begun again. Raises ``NotTrimmable``, and ``TrimBusy`` beside another trimming.
+    May be stopped after any step and begun again. ``pause(seconds)`` is called before the first batch and after each.
+    Raises ``NotTrimmable``, and ``TrimBusy`` while another process trims the stream.
     """
     stream, done = request.stream, Trimmed()
     _check_trimmable(stream)
     with _only_one(cursor, stream):
         first = plan_trim(cursor, request)
         if not request.dry_run:
+            # The linear position was read above, some heartbeats before the first deletion. A process that had read it by
+            # then, and was about to read or to announce the facts up to it, has done so.
             settle = request.settle_seconds
             pause(3 * stream_settings().heartbeat_seconds if settle is None else settle)
         batch = _Batch(stream, _young_since(cursor, request.keep))
         done.position = first.mark
         while True:
+            # A reader that registered during the run lowers the limit. What was appended during it waits for the next run.
             limit = min(first.limit, plan_trim(cursor, request).limit)
             reached, rows = batch.upto(cursor, done.position, limit) if limit > done.position else (done.position, 0)
             if reached <= done.position:
@@ -282,7 +294,7 @@ def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
 
 
 def _young_since(cursor: Any, keep: Keep) -> Any:
-    """Facts received from then on stay; one moment for the whole run."""
+    """Returns the time of receipt from which facts are kept, one for the whole run; None without an age rule."""
     if keep.age is None:
         return None
     cursor.execute("SELECT clock_timestamp() - %s", [keep.age])
@@ -290,8 +302,10 @@ def _young_since(cursor: Any, keep: Keep) -> Any:
 
 
 def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed) -> None:
-    """One batch, and the mark, in one transaction."""
+    """Deletes one batch and moves the low-water mark, in one transaction."""
     declaration, highest, rows = stream.declaration, dict[str, int](), 0
+    # Readers read rows first and the mark after them. With the mark in the same transaction as the deletion, a reader that
+    # lacks the rows finds the mark raised.
     with driver.in_transaction(cursor):
         for table in declaration.tables:
             token = token_sql(declaration, table)

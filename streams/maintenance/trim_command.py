@@ -1,4 +1,4 @@
-"""``purge stream`` and ``resync reader``: the subjects that this room adds to the maintenance commands."""
+"""The subjects that this app adds to the maintenance commands: ``purge stream`` and ``resync reader``."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ PROGRESS_SECONDS = 1.0
 
 
 def register_subjects() -> None:
-    """Called when Django loads the room."""
+    """Registers the subjects. Called when Django loads the app."""
     register("purge", "stream", PurgeStream())
     register("resync", "reader", ResyncReader())
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse, which hides the words of a ``ValueError``."""
+    """Wraps ``read`` for argparse, which hides the text of a ``ValueError``."""
 
     def check(text: str) -> T:
         try:
@@ -52,7 +52,7 @@ def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 class PurgeStream:
-    """Trim a stream's old facts."""
+    """The subject ``purge stream``: trims a stream's old facts."""
 
     help = (
         "Delete a stream's old facts, never beyond the slowest registered reader. Safe beside writers and readers; may be "
@@ -96,7 +96,7 @@ class PurgeStream:
         done, began, told = Trimmed(position=plan.mark), 0.0, 0.0
         for done in trim(cursor, request):
             now = time.monotonic()
-            began, told = began or now, told or now  # waiting for others to settle is no part of the rate
+            began, told = began or now, told or now  # the wait before the first batch is not part of the rate
             if now - told >= PROGRESS_SECONDS:
                 told, rate = now, done.rows / (now - began)
                 left = max(plan.limit - done.position, 0)
@@ -144,7 +144,7 @@ class PurgeStream:
 
 
 class ResyncReader:
-    """Set a reader's stored cursors."""
+    """The subject ``resync reader``: sets a reader's stored cursors."""
 
     help = (
         "Set a named reader that is stopped to the present positions, or to a token; facts in between are passed over. Leaves "

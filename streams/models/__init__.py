@@ -1,7 +1,7 @@
-"""Tables of the stream engine: who writes, how far, who reads, and the plain streams' facts.
+"""Tables of the stream engine: writers and their positions, readers, and the facts of the plain streams.
 
-Assumes PostgreSQL. Positions of backward streams are stored as negative numbers.
-Other services import these models; they should treat every one as read-only.
+Assumes PostgreSQL. Positions of backward streams are stored as negative numbers. Other services import these models; they
+should treat every one as read-only.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ __all__ = [
 
 
 class WriterState(models.TextChoices):
-    """Where a writer is in its life: ``active -> draining -> retired``, and back to active with a new process.
+    """The state of a writer: ``active -> draining -> retired``, and back to active with a new process.
 
-    One that is draining gets no new reservations; it counts like an active one until the open ones are complete.
+    A draining writer gets no new reservations. It counts like an active one until its open reservations are complete.
     """
 
     ACTIVE = "active", "active"
@@ -89,31 +89,31 @@ class WriterState(models.TextChoices):
 
 
 class StreamPositionQuerySet(ReadOnlyQuerySet["StreamPosition"]):
-    """How far the writers of streams are; indexed by (stream, instance_name)."""
+    """The positions of writers; indexed by (stream, instance_name)."""
 
     def of_stream(self, stream: str) -> StreamPositionQuerySet:
-        """The stream's writers that are not retired."""
+        """Returns the stream's writers that are not retired."""
         return self.filter(stream=stream).exclude(state="retired")
 
     def vector(self, stream: str) -> dict[str, int]:
-        """Writer -> position: everything of the writer up to there can be read. Retired writers are left out."""
+        """Returns ``{writer: position}``: all facts of the writer up to there can be read. Retired writers are left out."""
         return dict(self.of_stream(stream).values_list("instance_name", "position"))
 
     def linear(self, stream: str) -> int | None:
-        """The position up to which everything of all writers can be read; null: the stream has no writer."""
+        """Returns the position up to which the facts of all writers can be read; null if the stream has no active writer."""
         return min(self.vector(stream).values(), default=None)
 
     def pending(self) -> StreamPositionQuerySet:
-        """Writers with IDs that are reserved and not complete, the one that waits longest first."""
+        """Returns writers with IDs that are reserved and not complete, in order of the oldest one's age."""
         return self.filter(pending_facts__gt=0).order_by("oldest_pending_at")
 
 
 class StreamPosition(models.Model):
-    """How far one writer of one stream is: every fact that it reserved up to ``position`` is complete.
+    """The position of one writer of one stream: every fact that it reserved up to ``position`` is complete.
 
-    The row is written after the commit of the facts that it covers, so whoever reads a position and then the table sees
-    all facts of that writer up to it. It never goes down while its writer lives. The rows of a stream that are not
-    retired are its set of writers: the linear position is their minimum.
+    The row is written after the commit of the facts that it covers. A process that reads a position and then the table
+    sees all facts of that writer up to it. The position never goes down while its writer lives. The rows of a stream that
+    are not retired are its set of writers: the linear position is their minimum.
     """
 
     stream = models.TextField()
@@ -148,7 +148,7 @@ class StreamPosition(models.Model):
 
 
 class Instance(models.Model):
-    """A process that may write: who holds the name now, since when, and its sign of life.
+    """A process that may write: the present holder of the name, its start and its heartbeat.
 
     ``lease`` counts the processes that have held the name; an append made under an older lease is refused.
     """
@@ -174,14 +174,14 @@ class Instance(models.Model):
 
 
 class Reader(models.Model):
-    """Who follows, from where, and how far it is; one row for a connection, a follower or a Spark query.
+    """A reader and its positions; one row for a connection, a follower or a Spark query.
 
-    ``positions`` is ``{stream: {writer: position}}``: for a connection what was *sent* to it, for our own followers
-    what they have *handled*.
+    ``positions`` is ``{stream: {writer: position}}``: for a connection the positions *sent* to it, for our own followers
+    those that they have *handled*.
     """
 
     class Kind(models.TextChoices):
-        """What sort of reader it is."""
+        """The type of a reader."""
 
         CONNECTION = "connection", "connection"
         FOLLOWER = "follower", "follower"
@@ -222,10 +222,10 @@ class Reader(models.Model):
 
 
 class WriterResolution(models.Model):
-    """The trace of what others did to a writer: taken as dead, asked to leave, or its transactions ended."""
+    """The record of an action on a writer by others: proven dead, asked to leave, or its transactions ended."""
 
     class Action(models.TextChoices):
-        """What was done."""
+        """The action that was taken."""
 
         RESOLVED = "resolved", "proven dead"
         DRAINED = "drained", "left its streams when asked"

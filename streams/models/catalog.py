@@ -1,7 +1,7 @@
-"""The tables of the plain homeserver streams: one row each tells what travels, and where the details are looked up.
+"""The tables of the plain homeserver streams. Each row holds what is sent to followers, and the keys of further details.
 
-Rows come in through the functions of ``streams.homeserver.append``. JSON columns hold compact ASCII JSON as text, which is
-how it travels. Imported by ``streams.models``.
+Rows are appended by the functions of ``streams.homeserver.append``. JSON columns hold compact ASCII JSON as text, which
+is their form on the wire. Imported by ``streams.models``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _user(number: int, thread: int) -> str:
 
 
 def _sample(**values: Any) -> Sample:
-    """Made-up facts: ``{user}`` and ``{number}`` are filled in text values."""
+    """Returns a function that makes sample facts; ``{user}`` and ``{number}`` are filled in text values."""
 
     def sample(number: int, thread: int) -> Mapping[str, Any]:
         names = {"user": _user(number, thread), "number": number}
@@ -76,7 +76,7 @@ class Presence(Fact):
 
 @bind(catalog.PRESENCE_FEDERATION, sample=_sample(destination="s{number}.example", user_id="{user}"))
 class PresenceDestination(Fact):
-    """A server that is to be told of a user's presence; in memory, the last five minutes."""
+    """A server to which a user's presence is to be sent; in memory, the last five minutes."""
 
     destination = models.TextField()
     user_id = models.TextField()
@@ -90,7 +90,7 @@ class PresenceDestination(Fact):
 
 @bind(catalog.TYPING, sample=lambda number, thread: {"room_id": f"!r{number}:x", "user_ids": [_user(number, thread)]})
 class Typing(Fact):
-    """Everybody who is typing in a room from this fact on; in memory."""
+    """All users who are typing in a room from this fact on; in memory."""
 
     room_id = models.TextField()
     user_ids = ArrayField(models.TextField())
@@ -103,7 +103,7 @@ class Typing(Fact):
 
 
 class TypingUser(models.Model):
-    """Who is typing where until when: what the rows of ``Typing`` are made from; in memory. Not a fact."""
+    """A user who is typing in a room, until a given time; in memory. The rows of ``Typing`` are made from it. Not a fact."""
 
     pk = models.CompositePrimaryKey("room_id", "user_id")
     room_id = models.TextField()
@@ -123,7 +123,7 @@ class TypingUser(models.Model):
     sample=_sample(room_id="!load:localhost", receipt_type="m.read", user_id="{user}", event_id="$load-{number}"),
 )
 class Receipt(Fact):
-    """How far a user has read a room."""
+    """The event up to which a user has read a room."""
 
     room_id = models.TextField()
     receipt_type = models.TextField()
@@ -141,7 +141,7 @@ class Receipt(Fact):
 
 @bind(catalog.PUSH_RULES, sample=_sample(user_id="{user}"))
 class PushRuleChange(Fact):
-    """A user's push rules changed."""
+    """A change of a user's push rules."""
 
     user_id = models.TextField()
 
@@ -155,7 +155,7 @@ class PushRuleChange(Fact):
 
 @bind(catalog.PUSHERS, sample=_sample(user_id="{user}", app_id="org.example.load", pushkey="key {number}"))
 class PusherChange(Fact):
-    """A pusher was set or deleted."""
+    """A pusher that was set or deleted."""
 
     user_id = models.TextField()
     app_id = models.TextField()
@@ -172,7 +172,7 @@ class PusherChange(Fact):
 
 @bind(catalog.DEVICE_LISTS, sample=_sample(entity="{user}"))
 class DeviceListChange(Fact):
-    """A user's devices changed, or a server has to be told of such a change."""
+    """A user whose devices changed, or a server that must be sent such a change."""
 
     entity = models.TextField(help_text="user ID or server name")
 
@@ -203,7 +203,7 @@ _EDU = '{{"edu_type":"org.example.load","content":{{}},"origin":"load.invalid","
 
 @bind(catalog.FEDERATION, sample=_sample(type="e", data=_EDU))
 class FederationItem(Fact):
-    """Something that a federation sender in another process is to send; in memory, freed when acknowledged."""
+    """An item that a federation sender in another process is to send; in memory, deleted when acknowledged."""
 
     type = models.TextField(help_text="k: EDU with a key, e: EDU, pd: presence with destinations")
     data = models.TextField(help_text="JSON")
@@ -233,7 +233,7 @@ class TagChange(Fact):
 
 @bind(catalog.ACCOUNT_DATA, sample=_sample(user_id="{user}", data_type="org.example.load"))
 class AccountDataChange(Fact):
-    """A user's account data of that type changed, in a room or globally (no room)."""
+    """A change of a user's account data of that type, in a room or globally (no room)."""
 
     user_id = models.TextField()
     room_id = models.TextField(null=True)
@@ -252,7 +252,7 @@ class AccountDataChange(Fact):
     sample=_sample(group_id="+load:localhost", user_id="{user}", content='{{"membership":"join","content":{{}}}}'),
 )
 class GroupChange(Fact):
-    """A user's place in a group changed."""
+    """A change of a user's membership of a group."""
 
     group_id = models.TextField()
     user_id = models.TextField()
@@ -269,7 +269,7 @@ class GroupChange(Fact):
 
 @bind(catalog.USER_SIGNATURE, sample=_sample(user_id="{user}"))
 class UserSignatureChange(Fact):
-    """A user's signature of another user's keys changed."""
+    """A change of a user's signatures of other users' keys."""
 
     user_id = models.TextField()
 

@@ -1,4 +1,4 @@
-"""The table of epochs: which life of the database its positions belong to; see ``streams.epochs``."""
+"""The table of epochs: the lives of the database, to which positions belong; see ``streams.epochs``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["Epoch"]
 
 
 class Epoch(models.Model):
-    """One life of the database, from its making or restoring to the next restore. The newest row is the present one.
+    """One life of the database, from its creation or a restore to the next restore. The newest row is the present one.
 
-    The identity says where that life takes place: a copy that finds itself elsewhere begins a new epoch.
+    The identity columns name the place of that life: a copy of the database in another place begins a new epoch.
     """
 
     word = models.TextField(unique=True, help_text="random; tokens that we hand out to keep carry it")

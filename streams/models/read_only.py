@@ -1,7 +1,8 @@
-"""Querysets of other services: they answer the usual questions and refuse to write, unless they are asked otherwise.
+"""Querysets for other services: they answer the usual questions and refuse to write.
 
-Every model that others import has such a manager under the name ``read``, beside Django's own ``objects``. Assumes nothing about
-permissions: a role that may only read (``docs/how-to/use-the-models-from-another-service.md``) is the second lock.
+Every model that others import has such a manager under the name ``read``, beside Django's own ``objects``. It assumes
+nothing about permissions: a role that may only read (``docs/how-to/use-the-models-from-another-service.md``) is a second
+lock. ``writable()`` gives a queryset that writes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ _WRITES = (
 
 
 class ReadOnlyQuerySet(models.QuerySet[Row], Generic[Row]):
-    """Reads like any queryset; whatever writes or locks raises ``NotWritable``."""
+    """A queryset that only reads: every method that writes or locks raises ``NotWritable``."""
 
     def writable(self) -> models.QuerySet[Row]:
-        """The same rows, to be written: for tests and repairs, in a process that knows what depends on them."""
+        """Returns a queryset of the same rows that may write.
+
+        For tests and repairs, in a process that knows what depends on the rows.
+        """
         return models.QuerySet(self.model, self.query.chain(), self.db)
 
 
@@ -37,7 +41,7 @@ def _refuse(name: str) -> Any:
         )
 
     refuse.__name__ = name
-    refuse.queryset_only = False  # type: ignore[attr-defined]  # Django copies it to the manager
+    refuse.queryset_only = False  # type: ignore[attr-defined]  # so that Django copies it to the manager, too
     return refuse
 
 

@@ -1,4 +1,4 @@
-"""Tables of those who follow: stored cursors, parked facts, what was trimmed, and which readers were set anew."""
+"""Tables of named readers: stored cursors, dead letters, low-water marks, and cursors that were set by hand."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ __all__ = ["LowWaterMark", "ParkedFact", "ReaderResync", "StoredCursor"]
 
 
 class StoredCursor(models.Model):
-    """Up to where a named reader has handled a stream; moved in the transaction of the handler's effect.
+    """The position up to which a named reader has handled a stream; moved in the transaction of the handler's effect.
 
-    ``base`` and ``entries`` are a vector token: after all facts up to the base, and after those of each named writer up to its
-    entry. ``lease`` counts the processes that have held the reader's name; one that lost it cannot move the cursor.
+    ``base`` and ``entries`` are a vector token: all facts up to the base were handled, and those of each named writer up
+    to its entry. ``lease`` counts the processes that have held the reader's name; one that lost it cannot move the
+    cursor.
     """
 
     reader = models.TextField()
@@ -43,7 +44,7 @@ class StoredCursor(models.Model):
 
 
 class ParkedFact(models.Model):
-    """A fact that a reader's handler could not take, put aside so that the reader could go on."""
+    """A dead letter: a fact that a reader's handler could not take, put aside so that the reader could go on."""
 
     reader = models.TextField()
     stream = models.TextField()
@@ -68,10 +69,10 @@ class ParkedFact(models.Model):
 
 
 class LowWaterMark(models.Model):
-    """What was trimmed of a stream: facts up to ``position`` may be gone.
+    """The low-water mark of a stream: facts up to ``position`` may have been trimmed.
 
-    ``writers`` tells for each writer its highest fact that is gone. A reader whose cursor for that writer lies below has
-    lost facts and must be set anew; one above it has lost nothing.
+    ``writers`` holds for each writer its highest trimmed fact. A reader whose cursor for that writer is lower has lost
+    facts and must be set to a new position. A reader whose cursor is not lower has lost nothing.
     """
 
     stream = models.TextField(primary_key=True)
@@ -89,7 +90,7 @@ class LowWaterMark(models.Model):
 
 
 class ReaderResync(models.Model):
-    """The trace of a reader whose cursor was set by hand: from where, to where, by whom."""
+    """The record of a reader's cursor that was set by hand: from where, to where, by whom."""
 
     reader = models.TextField()
     stream = models.TextField()

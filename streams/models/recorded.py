@@ -1,8 +1,8 @@
-"""What ``manage.py follow … --record NAME`` keeps of a foreign server: where its writers are, their rows, and what was missed.
+"""Tables of recorded foreign servers (``manage.py follow … --record NAME``): writers' positions, rows and gaps.
 
-Written by ``streams.replication.recording.recorder`` only. A writer of a stream that lives in memory begins anew with its
-process; each such life counts as a writer of its own here (``master``, then ``master~2``), so that tokens ascend and never come
-twice.
+Written only by ``streams.replication.recording.recorder``. A writer of a stream in memory begins again at 0 with each new
+process. Each such life counts as a writer of its own here (``master``, then ``master~2``), so that tokens ascend and
+never occur twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["RecordedFact", "RecordedGap", "RecordedPosition", "RecordedServer"]
 
 
 class RecordedServer(models.Model):
-    """A foreign server that is, or was, followed and recorded, and the process that does it."""
+    """A foreign server whose streams are or were recorded, and the process that records them."""
 
     name = models.TextField(unique=True, help_text="as given to --record")
     server_name = models.TextField(help_text="what the server calls itself")
@@ -34,7 +34,7 @@ class RecordedServer(models.Model):
 
 
 class RecordedPosition(models.Model):
-    """How far a writer of a foreign server is, in one of its lives."""
+    """The position of a writer of a foreign server, in one of its lives."""
 
     server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE, db_index=False)
     stream = models.TextField()
@@ -62,7 +62,7 @@ class RecordedPosition(models.Model):
 
 
 class RecordedFact(models.Model):
-    """A row of a foreign server, as it travelled."""
+    """A row of a foreign server, in wire form."""
 
     server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE, db_index=False)
     stream = models.TextField()
@@ -86,7 +86,7 @@ class RecordedFact(models.Model):
 
 
 class RecordedGap(models.Model):
-    """Facts with after < token <= upto that may exist and could not be had."""
+    """A range of facts, after < token <= upto, that may exist and could not be fetched."""
 
     server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE)
     stream = models.TextField()

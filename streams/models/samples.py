@@ -1,6 +1,6 @@
-"""What was, in two bounded tables: how far streams and readers were, in steps of time, and when a status changed.
+"""The past in two bounded tables: positions of streams and readers in steps of time, and changes of status.
 
-Written by one process of the site (``replsite.history.sampler``); old rows are removed as new ones come in.
+Written by one process of the site (``replsite.history.sampler``), which also removes old rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Sample", "StatusChange"]
 
 
 class Sample(models.Model):
-    """A stream (``reader`` empty), or a reader on it, in one step of time: where it was at the end, and the worst of the step.
+    """A stream (``reader`` empty), or a reader on it, in one step of time: its last position and its worst values.
 
     ``waiting`` and ``seconds``: of a stream the pending facts and the age of the oldest one, of a reader its lag.
     """
@@ -38,7 +38,7 @@ class Sample(models.Model):
 
 
 class StatusChange(models.Model):
-    """A writer, or a reader on a stream, became better or worse."""
+    """A change of status of a writer, or of a reader on a stream, for better or worse."""
 
     at = models.DateTimeField(db_index=True)
     stream = models.TextField(db_collation="C")

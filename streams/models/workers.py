@@ -1,6 +1,7 @@
-"""Tables of what workers say on replication connections: who syncs where, what was acknowledged, from where users came.
+"""Tables of workers' reports over replication connections: syncing users, acknowledgements, addresses of users.
 
-Written by ``streams.replication.common.worker_sql``, asked through ``streams.workers``. Access tokens are kept as digests only.
+Written by ``streams.replication.common.worker_sql``, read through ``streams.workers``. Access tokens are kept as digests
+only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ __all__ = ["FederationAcknowledgement", "SyncingUser", "UserAddress", "WireCount
 
 
 class WorkerConnection(models.Model):
-    """A connection over which users were said to sync. Whoever was said to sync goes with it."""
+    """A connection over which a worker reported syncing users. Its ``SyncingUser`` rows are deleted with it."""
 
     key = models.TextField(primary_key=True, help_text="that of the connection in the table of readers")
     name = models.TextField(help_text="what the worker calls itself")
@@ -57,7 +58,7 @@ class SyncingUser(models.Model):
 
 
 class FederationAcknowledgement(models.Model):
-    """Up to where a federation sender has taken the stream ``federation``: its last word, not the highest one."""
+    """The position up to which a federation sender has taken the stream ``federation``: its last report, not its highest."""
 
     instance_name = models.TextField(primary_key=True)
     token = models.BigIntegerField()
@@ -72,7 +73,7 @@ class FederationAcknowledgement(models.Model):
 
 
 class UserAddress(models.Model):
-    """From where a user's device was last seen; one row for a user, access token and address."""
+    """The address at which a user's device was last seen; one row for a user, access token and address."""
 
     user_id = models.TextField()
     token_digest = models.TextField(help_text="SHA-256 of the access token; the token itself is not stored")
@@ -95,7 +96,7 @@ class UserAddress(models.Model):
 
 
 class WireCount(models.Model):
-    """What happened on the connections of all servers since the tables were made, counted by kind and name."""
+    """A counter of events on the connections of all servers since the tables were created, by kind and name."""
 
     kind = models.TextField(help_text="closed, refused, command or dropped")
     name = models.TextField()

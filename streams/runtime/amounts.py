@@ -1,4 +1,4 @@
-"""Amounts as people write them on a command line (pure): how much to keep, and for how long."""
+"""Amounts on a command line (pure): numbers of facts to keep, and durations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNT = re.compile(r"[0-9]{1,18}\Z")
 
 
 def duration(text: str) -> timedelta:
-    """``30s``, ``15m``, ``12h``, ``7d``, ``4w``; raises ``ValueError``."""
+    """Parses ``30s``, ``15m``, ``12h``, ``7d`` or ``4w``. Raises ``ValueError``."""
     found = _DURATION.match(text)
     if found is None:
         raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 30s, 15m, 12h, 7d, 4w")
@@ -24,7 +24,7 @@ def duration(text: str) -> timedelta:
 
 
 def keep_amount(text: str) -> int | timedelta:
-    """A number of facts, or a duration; raises ``ValueError``."""
+    """Parses a number of facts, or a duration. Raises ``ValueError``."""
     if _COUNT.match(text):
         return int(text)
     try:

@@ -1,7 +1,7 @@
-"""What our ``manage.py`` commands have in common: help with examples that are kept as they are typed, and how they end.
+"""The base of our ``manage.py`` commands: help with examples that keep their line breaks, and common exit statuses.
 
-Every command of the rooms derives from `SiteCommand` and gives its ``examples``; a test parses each of them with the
-command's own parser, and other tests hold the rest alike (``tests/unit/streams/runtime/test_command_line.py``).
+Every command derives from `SiteCommand` and lists its ``examples``. A test parses each of them with the command's own
+parser, and other tests keep the commands alike (``tests/unit/streams/runtime/test_command_line.py``).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from streams.runtime.text import printable
 
 __all__ = ["EXIT_STATUS", "HelpFormatter", "SiteCommand", "service_begins"]
 
-#: How every command of ours ends.
+#: The last line of every command's help.
 EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusable arguments"
-#: Sent in a process that is to work until it is told to end, before it does.
+#: Sent before a command begins to run as a service.
 service_begins = Signal()
 
-_WIDE = 10_000  # columns where no terminal is: nothing is cut or folded
-_WIDEST_EXAMPLE = 64  # what is said about a longer one stands on a line of its own
+_WIDE = 10_000  # columns without a terminal: nothing is cut or folded
+_WIDEST_EXAMPLE = 64  # the description of a longer one goes on the next line
 
 
 class HelpFormatter(DjangoHelpFormatter):
-    """Our own options before Django's; paragraphs are filled, text of several lines stays as it was written."""
+    """A help formatter that lists our options before Django's, fills paragraphs, and keeps text of several lines as it is."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -40,40 +40,40 @@ class HelpFormatter(DjangoHelpFormatter):
 
 
 class SiteCommand(BaseCommand):
-    """A command whose ``--help`` ends with examples and with what its exit status means."""
+    """A command whose ``--help`` ends with examples and the meaning of its exit status."""
 
-    #: What is typed after ``manage.py``, and what that does.
+    #: Pairs: the words after ``manage.py``, and what they do.
     examples: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Django's parser with the examples at its end."""
+        """Returns Django's parser with the examples at its end."""
         kwargs.setdefault("epilog", self.epilog())
         kwargs.setdefault("formatter_class", HelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def epilog(self) -> str:
-        """Examples, one a line, and the exit status."""
+        """Returns the end of the help: the examples, one a line, and the exit status."""
         told = self.told_examples()
         widest = max((len(typed) for typed, _ in told if len(typed) <= _WIDEST_EXAMPLE), default=0)
         lines = [line for typed, does in told for line in _example(typed, does, widest)]
         return "\n".join(["examples:", *lines, "", EXIT_STATUS])
 
     def told_examples(self) -> Sequence[tuple[str, str]]:
-        """The examples that its help shows."""
+        """Returns the examples for the help: pairs of the words after ``manage.py`` and a description."""
         return self.examples
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
-        """Whether it works until it is told to end; others do one thing and are gone."""
+        """Returns true if the command runs until it is stopped. Other commands end by themselves."""
         return False
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Django's; says before whether a service begins."""
+        """Executes as Django does. Sends the signal ``service_begins`` first if the command is a service."""
         if self.is_service(options):
             service_begins.send(type(self))
         return super().execute(*args, **options)
 
     def check(self, *args: Any, **options: Any) -> None:
-        """Django's; what the system checks find is as much the site's to correct as an unusable setting: exit status 2."""
+        """Checks as Django does. A failed system check exits with status 2, as an unusable setting does."""
         try:
             super().check(*args, **options)
         except SystemCheckError as error:
@@ -81,7 +81,7 @@ class SiteCommand(BaseCommand):
             raise
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Django's; a word that is no UTF-8 can stand in no column, file or message, so none is taken."""
+        """Runs as Django does, but refuses arguments that are not UTF-8. They fit in no column, file or message."""
         self._called_from_command_line = True  # so that an error ends the process, as in Django's
         for word in argv[2:]:
             try:
@@ -91,13 +91,13 @@ class SiteCommand(BaseCommand):
         super().run_from_argv(argv)
 
     def tell_ready(self, line: str) -> None:
-        """Say on standard output, and to the service manager, that the process does its work from now on."""
+        """Announces on standard output, and to the service manager, that the process is ready."""
         self.stdout.write(line)
         self.stdout.flush()
         systemd.tell(systemd.READY, f"STATUS={line}")
 
     def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table for people on standard output; nothing in it is markup. In a terminal long words are folded."""
+        """Prints a table on standard output. Nothing in it is interpreted as markup. In a terminal long words are folded."""
         table = Table()
         for name in columns:
             table.add_column(name, overflow="fold")

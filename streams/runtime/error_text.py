@@ -1,6 +1,6 @@
-"""An error as a line that is kept: bounded, printable in a table's cell, and without secrets (pure but for the settings).
+"""The stored form of an error: one bounded, printable line without secrets (pure but for the settings).
 
-What is stored travels further than a log: onto pages, into JSON and into alerts.
+Stored text reaches more people than a log: it is shown on pages, and sent in JSON and in alerts.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ LONGEST = 500
 
 
 def error_text(error: BaseException) -> str:
-    """The error in one line: its type, but for errors of ours, and what it says."""
+    """Returns the error on one line, ``LONGEST`` characters at most: its type and message; of our own errors the message only."""
     said = " ".join(str(error).split()).replace("\0", "\ufffd")
     text = said if isinstance(error, StreamError) and said else f"{type(error).__name__}: {said}".rstrip(": ")
     return without_secrets(text)[:LONGEST]
 
 
 def without_secrets(text: str) -> str:
-    """The text with the site's secrets, passwords in addresses and what is called one blotted out."""
+    """Returns the text with the site's secrets, passwords in addresses, and values named as secrets replaced by ``***``."""
     names = ("SECRET_KEY", "REPLSITE_REPLICATION_SECRET")
     secrets = [str(getattr(settings, name, "") or "") for name in names]
     secrets += [str(database.get("PASSWORD") or "") for database in settings.DATABASES.values()]

@@ -1,7 +1,8 @@
-"""Building many rows at once without the garbage collector looking through them again and again.
+"""Pauses of the garbage collector while many rows are built at once.
 
-Rows that are being made are all alive and hold no cycles, so collecting meanwhile finds nothing; it was two thirds of the
-cost of reading facts. The pause is short: a bounded batch of rows. Safe with several threads, which may pause at once.
+Rows that are being built are all alive and contain no cycles, so a collection during that time finds nothing. Collections
+were two thirds of the cost of reading facts. The pause is short: a bounded batch of rows. Several threads may pause at
+once.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _was_enabled = False
 
 @cache
 def keep_for_good() -> None:
-    """Once in a process: no collection looks at what is here now, which stays anyway.
+    """Excludes all present objects from later collections, once in a process.
 
-    For workers of Spark, whose daemon collects garbage after every task, over all that was ever imported.
+    For workers of Spark: their daemon collects garbage after every task, and would each time look at all imported modules.
     """
     gc.freeze()
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No automatic collection inside; afterwards as it was before the first of several pauses."""
+    """Context manager without automatic collection. At the end of the outermost pause the former setting is restored."""
     global _pauses, _was_enabled  # noqa: PLW0603 - the collector is one for the process
     with _lock:
         if _pauses == 0:

@@ -1,8 +1,9 @@
-"""The form of log lines: one line each, ``key=value`` or JSON, ours and those of Django, daphne, Twisted, py4j and Python alike.
+"""The form of log lines: one line each, ``key=value`` or JSON.
 
-``logging_config`` is what a site puts into Django's ``LOGGING``. Whatever comes in, the line stays one line that a terminal can
-show: control characters, and those that turn text around, are escaped, long values are cut, and secrets are blotted out: those
-that the site names, and passwords in addresses. Fields of the connection or request at hand come from structlog's context.
+It covers our own lines and those of Django, daphne, Twisted, py4j and Python. ``logging_config`` is the value for
+Django's ``LOGGING``. For any input the line stays one line that a terminal can show. Control characters, and those that
+change the direction of text, are escaped. Long values are cut. Secrets that the site names, and passwords in addresses,
+are replaced. Fields of the current connection or request come from structlog's context.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ __all__ = ["FORMS", "catch_the_rest", "logging_config"]
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
 LONGEST_TRACE = 20_000
-#: Shorter ones would blot out words.
+#: Shorter secrets are not masked: they would hide ordinary words.
 SHORTEST_SECRET = 6
-#: What is looked through beyond the cut, so that a secret that the cut would divide is seen whole.
+#: Characters beyond the cut that are searched, too, so that a secret across the cut is found whole.
 _MORE = 1_000
 _ODD_IN_KEYS = re.compile(r"[^\w.-]")
 EventDict = dict[str, Any]
 
 
 class Cleaner:
-    """The last step before a line is written."""
+    """The last processor before a line is rendered: bounds, escapes and masks keys and values."""
 
     def __init__(self, form: str, secrets: Iterable[str] = ()) -> None:
         self._is_json = form == "json"
@@ -72,14 +73,14 @@ class Cleaner:
         return text if text.isprintable() else "".join(map(_visible, text))
 
     def blotted(self, text: str) -> str:
-        """The text without the secrets, and without passwords in addresses."""
+        """Returns the text without the secrets, and without passwords in addresses."""
         for secret in self._secrets:
             text = text.replace(secret, BLOT)
         return masked(text)
 
 
 def _is_number(value: Any) -> bool:
-    """Or null; JSON knows no infinity."""
+    """Returns true for null and for numbers that JSON can hold, so not for infinity."""
     return value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
@@ -88,11 +89,11 @@ def _visible(character: str) -> str:
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Standard error; a line that cannot be made is told as a line, not as a trace between them."""
+    """A handler for standard error. A line that cannot be formatted is reported as a line, not as a trace between lines."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exc_info()[1], OSError) or self.stream.closed:
-            return  # nobody reads; other handlers may get the line as it is
+            return  # standard error cannot be written; other handlers may get the record unchanged
         record.msg, record.args, record.exc_info = "a line could not be made", (), None
         if not getattr(record, "is_second", False):
             record.is_second = True
@@ -105,7 +106,10 @@ def _add_process(_: Any, __: str, event: EventDict) -> EventDict:
 
 
 def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[str, Any]:
-    """Django's ``LOGGING``, and structlog configured to go with it. Raises ``ValueError`` for a form that is none."""
+    """Returns the value for Django's ``LOGGING``, and configures structlog to match it.
+
+    ``form`` is one of ``FORMS``, otherwise ``ValueError`` is raised.
+    """
     if form not in FORMS:
         raise ValueError(f"{form!r} is no form of log lines: choose {' or '.join(FORMS)}")
     before: list[Any] = [
@@ -141,19 +145,19 @@ def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[s
         "handlers": {"stderr": {"()": _Stderr, "formatter": "structured"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
-            # Django brings handlers of its own, whose lines have another form.
+            # Django configures handlers of its own, whose lines have another form.
             "django": to_root,
             "django.server": to_root,
-            # Anybody may ask under a wrong name; that is answered with 400 and counted, and a trace for each would fill the log.
+            # Any client may send a wrong Host. It is answered with 400 and counted; a trace for each would fill the log.
             "django.security.DisallowedHost": {"level": "CRITICAL"},
-            "py4j": {"level": "WARNING"},  # it tells of every call
-            "twisted": {"level": "WARNING"},  # it tells of every listener
+            "py4j": {"level": "WARNING"},  # below that it logs every call
+            "twisted": {"level": "WARNING"},  # below that it logs every listener
         },
     }
 
 
 def catch_the_rest() -> None:
-    """What Python would print on standard error becomes lines as well: warnings, and what nobody caught in any thread."""
+    """Logs what Python would print on standard error: warnings, and uncaught exceptions of any thread."""
     logging.captureWarnings(True)
     log = structlog.wrap_logger(logging.getLogger("python"), wrapper_class=structlog.stdlib.BoundLogger)
 

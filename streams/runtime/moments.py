@@ -1,4 +1,4 @@
-"""Points in time as people write and read them (pure): dates, ages and milliseconds."""
+"""Points in time in human form (pure): dates, ages and milliseconds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LATEST = 2**63 - 1
 
 
 def moment_ms(text: str, now_ms: int) -> int:
-    """Milliseconds since 1970 of a date, a time, an age before ``now_ms``, or just them; raises ``ValueError``.
+    """Parses a date, a time, an age before ``now_ms``, or milliseconds, into milliseconds since 1970.
 
-    A time without a zone is UTC; a date is its first moment.
+    Raises ``ValueError``. A time without a zone is UTC; a date is its first moment.
     """
     try:
         found = _parsed(text.strip(), now_ms)
@@ -39,7 +39,7 @@ def _parsed(text: str, now_ms: int) -> int:
 
 
 def moment_text(ms: int) -> str:
-    """``22 Nov 2026 02:00 UTC``, with seconds where they are not 0."""
+    """Returns ``22 Nov 2026 02:00 UTC``, with seconds if they are not 0."""
     try:
         found = datetime.fromtimestamp(ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -1,7 +1,7 @@
-"""Tells the service manager that this process is ready, that it lives, and that it ends; silent where there is none.
+"""Messages to the service manager: the process is ready, is alive, or ends. Does nothing without a service manager.
 
-The manager (systemd, or whoever starts programs like it) names a socket; each word is one datagram to it. A word that cannot be
-sent is dropped: whoever supervises us must not be able to stop us.
+The manager (systemd, or a program like it) names a socket. Each message is one datagram to it. A message that cannot be
+sent is dropped: a supervisor must not be able to block the process.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from streams.conf import stream_settings
 __all__ = ["keep_telling", "tell"]
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
-#: Signs of life within the time after which the manager gives a process up.
+#: Signs of life within the manager's time-out.
 _SIGNS = 3
 
 
 def tell(*words: str) -> None:
-    """Send words such as ``READY=1`` or ``STATUS=…``."""
+    """Sends messages such as ``READY=1`` or ``STATUS=…`` in one datagram."""
     address = stream_settings().notify_socket
     if not address:
         return
-    if address.startswith("@"):  # a name without a file
+    if address.startswith("@"):  # Linux's abstract namespace: a socket without a file
         address = "\0" + address[1:]
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.setblocking(False)
@@ -32,7 +32,7 @@ def tell(*words: str) -> None:
 
 
 async def keep_telling() -> None:
-    """Give signs of life for as long as the loop runs this; ends at once where nobody wants any."""
+    """Sends signs of life until cancelled. Returns at once if the manager does not want any."""
     given_up_after = stream_settings().watchdog_seconds
     while given_up_after > 0:
         tell(ALIVE)

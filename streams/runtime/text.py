@@ -1,4 +1,4 @@
-"""Text that peers choose, for others to see: labels of metrics and history, texts on pages and terminals (pure)."""
+"""Text chosen by clients, made safe for others: labels of metrics and history, texts on pages and terminals (pure)."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class _Known(Sized, Container[str], Protocol):
 
 
 def plain_label(name: str, known: _Known, most: int = MOST_LABELS) -> str:
-    """The name, if it is plain and known, or there is room for one more; else ``other``."""
+    """Returns the name if it is plain, and is in ``known`` or fewer than ``most`` are; else ``other``."""
     is_plain = _PLAIN_NAME.fullmatch(name) and (name in known or len(known) < most)
     return name if is_plain else OTHER
 
 
 def shown(text: str | None, most: int = 200) -> str:
-    """Text that may come from anybody, as it can stand on a page: control characters made visible, cut when it is long."""
+    """Returns untrusted text for a page: control characters are escaped, and text over ``most`` characters is cut."""
     clean = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text or "")
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"
 
 
 def printable(text: str) -> str:
-    """The text with control characters, line ends and the like written as escapes."""
+    """Returns the text with control characters, line ends and the like written as escapes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def visible(text: str) -> str:
-    """The same of a text of several lines, which stay lines: what a page shows."""
+    """Returns the text as `printable` does, but keeps line ends and tabs. For pages."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

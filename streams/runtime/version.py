@@ -1,4 +1,4 @@
-"""Which version of the program this is, for the rows that processes leave of themselves."""
+"""The version of this program, for the rows that processes write about themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNRELEASED = "unreleased"
 
 @lru_cache(maxsize=1)
 def program_version() -> str:
-    """As it was installed; a checkout that was not is ``UNRELEASED``."""
+    """Returns the installed version; ``UNRELEASED`` for a checkout that was not installed."""
     try:
         return metadata.version("replsite")
     except metadata.PackageNotFoundError:

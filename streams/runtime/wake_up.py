@@ -1,4 +1,4 @@
-"""A wake-up for a thread that waits for descriptors: something to read beside what it waits for (pure)."""
+"""A wake-up for a thread that waits for descriptors (pure)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """A pipe of its own; any thread may write into it, the garbage collector's callbacks too: no lock is taken.
+    """A pipe that wakes a waiting thread. Any thread may write to it, and callbacks of the garbage collector: it takes no lock.
 
-    It is closed with the object and no sooner, so its owner lets go of it instead of closing it. Otherwise: A reads the number of
-    the descriptor, B closes it, C opens a file that gets the number, A writes into C's file. Keep it out of cycles of
-    references: what only the garbage collector finds stays open until then.
+    It is closed with the object and no sooner, so its owner drops the reference instead of closing it. Otherwise: A reads
+    the number of the descriptor, B closes it, C opens a file that gets the number, A writes into C's file. Keep it out of
+    reference cycles: it stays open until the garbage collector finds the cycle.
     """
 
     def __init__(self) -> None:
@@ -24,17 +24,17 @@ class WakeUp:
         os.set_blocking(self._write, False)
 
     def fileno(self) -> int:
-        """The descriptor that can be read after ``ring``."""
+        """Returns the descriptor that is readable after ``ring``."""
         return self._read
 
     def ring(self) -> None:
-        """Make it readable."""
-        with suppress(BlockingIOError):  # full: it is about to be read anyway
+        """Makes the descriptor readable."""
+        with suppress(BlockingIOError):  # the pipe is full, so it is readable already
             os.write(self._write, b"w")
 
     def hush(self) -> None:
-        """Read all that was rung."""
-        with suppress(BlockingIOError):
+        """Reads everything that ``ring`` wrote."""
+        with suppress(BlockingIOError):  # the pipe is empty
             os.read(self._read, 65_536)
 
 

@@ -1,1 +1,1 @@
-"""Recording the streams of a foreign server."""
+"""Recording of a foreign server's streams in our database."""

@@ -1,8 +1,8 @@
-"""Between a follower and the recorder of a foreign server: every batch is stored before the next one is taken.
+"""Connects a follower to the recorder of a foreign server: every batch is stored before the next one is taken.
 
-A database that is away is waited for, while the follower reads no further; nothing is dropped. Positions that move without
-rows are stored once a second, with a sign of life; so is what nobody could give us. Assumes a single event loop; database work
-runs in a thread of its own.
+While the database is unreachable, the follower reads no further; nothing is dropped. Positions that move without rows are
+stored once a second, with a heartbeat and with the gaps that could not be fetched. Assumes a single event loop. Database
+work runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 class Recording:
-    """Stores what a follower hands out; `positions` tells where the follower is."""
+    """The link that stores what a follower delivers. ``positions`` returns the follower's ``{stream: {writer: position}}``."""
 
     def __init__(self, recorder: Recorder, positions: Callable[[], Positions]) -> None:
         self._recorder = recorder
@@ -48,7 +48,10 @@ class Recording:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Positions:
-        """Where to go on; raises `RecorderBusy`, or `CatchUpError` when the database cannot be used."""
+        """Opens the record and returns the positions to continue from.
+
+        Raises `RecorderBusy`, or `CatchUpError` when the database cannot be used.
+        """
         try:
             known: Positions = await self._in_thread(self._recorder.open)
         except driver.DatabaseError as error:
@@ -57,22 +60,22 @@ class Recording:
         return known
 
     async def take(self, rows: Sequence[FollowedRow]) -> None:
-        """Store the rows; comes back when they are committed."""
+        """Stores the rows. Returns when they are committed."""
         await self._store(rows)
 
     def missed(self, event: Gap | Reset, reason: str = "not sent to us, and no --catch-up http was given") -> None:
-        """Facts of the range cannot be had, or the stream began anew; stored with the next batch."""
+        """Adds a range of facts that could not be fetched, or a restart of the stream, to the next batch."""
         if isinstance(event, Reset):
             self._resets.append(event)
         else:
             self._gaps.append((event, reason))
 
     async def end(self) -> None:
-        """Store what is left, as far as the database can be reached, and let go of the name."""
+        """Stores what is left, if the database can be reached, and releases the name."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            with contextlib.suppress(TimeoutError):  # the next run asks for what was not stored
+            with contextlib.suppress(TimeoutError):  # the next run fetches what was not stored
                 await asyncio.wait_for(self._store(()), 2 * BEAT_SECONDS)
         await self._in_thread(self._recorder.close)
         self._thread.shutdown(wait=True)
@@ -87,7 +90,7 @@ class Recording:
                 trim_at = loop.time() + (0.0 if await self._trim() >= TRIM_ROWS else TRIM_SECONDS)
 
     async def _store(self, rows: Sequence[FollowedRow]) -> None:
-        """One batch, again and again until it is stored."""
+        """Stores one batch, and retries until it succeeds."""
         retry_seconds, has_told = FIRST_RETRY_SECONDS, False
         async with self._turn:
             resets, gaps = len(self._resets), len(self._gaps)
@@ -105,6 +108,7 @@ class Recording:
 
     async def _store_once(self, batch: Batch) -> None:
         await self._in_thread(lambda: self._recorder.store(batch))
+        # Only those of the batch: `missed` may have added others while the thread stored it.
         del self._resets[: len(batch.resets)]
         del self._gaps[: len(batch.gaps)]
 
@@ -123,19 +127,22 @@ class Recording:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Await it; whoever is cancelled meanwhile waits for its outcome: a thread goes on, and what it stores counts."""
+    """Awaits ``work``. If the caller is cancelled meanwhile, waits for the outcome before it raises ``CancelledError``.
+
+    The work runs in a thread, which goes on after a cancellation, and its commit counts.
+    """
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # looked at: what failed is stored again by whoever comes next
+            task.exception()  # retrieved, so that asyncio does not log it; the next `_store` repeats a failed batch
         raise
 
 
 class RecordedCatchUp:
-    """Begins where the record ends; what the source refuses is recorded as missed, and following goes on."""
+    """A catch-up that begins where the record ends. Ranges that the source refuses are recorded as gaps."""
 
     def __init__(self, source: CatchUp, recording: Recording, known: Positions) -> None:
         self._source = source
@@ -149,7 +156,10 @@ class RecordedCatchUp:
         return self._source.can_reset(stream)
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        """Once, at the start: the record does not say which writers there are later."""
+        """Returns the recorded positions at the first call, and nothing later.
+
+        The record does not know of writers that appear later.
+        """
         known, self._known = self._known or {}, None
         return {
             stream: Writers(min(writers.values()), writers)

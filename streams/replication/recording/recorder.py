@@ -1,8 +1,9 @@
-"""Recording a foreign server: rows, positions and gaps, each batch in one transaction, so that a row is there exactly once.
+"""The recorder of a foreign server: stores rows, positions and gaps, each batch in one transaction.
 
-Positions are stored with the rows that they cover, so after any crash recording goes on behind the last stored row. Positions
-never go down; a writer that began anew has another life, with positions of its own. One process records under a name, held by
-an advisory lock. Blocking; called by one thread at a time, on a connection of its own.
+So a row is stored exactly once. Positions are stored with the rows that they cover, so after any crash recording
+continues behind the last stored row. Positions never go down: a writer that starts again at a lower token gets another
+life, with positions of its own. One process records under a name, held by an advisory lock. Blocking; called by one
+thread at a time, on a connection of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ FROM unnest(%(streams)s::text[], %(writers)s::text[], %(tokens)s::bigint[], %(in
     AS given (stream, writer, token, index, row)
 ON CONFLICT DO NOTHING
 """
-#: Name: store where writers are. A writer's earlier life ends when a later one begins, be it in the same batch.
+#: Name: store writers' positions. A writer's earlier life ends when a later one begins, even in the same batch.
 _MOVE = """
 WITH given AS (
     SELECT * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(instances)s::text[], %(lives)s::int[],
@@ -78,7 +79,7 @@ _BEAT = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() WHER
 _END = """
 UPDATE streams_recordedserver SET ended_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint
 """
-#: Name: remove the oldest rows, of all records, that are too old or too many; IDs ascend with time.
+#: Name: remove the oldest rows of all records that are too old or too many. IDs ascend with time.
 _TRIM = """
 WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIMIT %(rows)s::bigint), gone AS (
     DELETE FROM streams_recordedfact WHERE id IN (
@@ -97,12 +98,12 @@ _TRIM_GAPS = (
 
 
 class RecorderBusy(StreamError):
-    """Another process records under the name."""
+    """Another process records under the name, or the name is the record of another server."""
 
 
 @dataclass(slots=True)
 class _Life:
-    """A writer's present life."""
+    """The present life of a writer: its number and its position."""
 
     number: int = 1
     position: int = 0
@@ -110,7 +111,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Change:
-    """What a batch does to one life of a writer."""
+    """The effect of a batch on one life of a writer."""
 
     position: int = 0
     last_fact: int | None = None
@@ -120,7 +121,7 @@ class _Change:
 
 @dataclass(slots=True)
 class Batch:
-    """What is stored together: lives that began, rows in the order they came, gaps with their reason, where writers are."""
+    """The unit of storage: lives that began, rows in order of arrival, gaps with their reason, and writers' positions."""
 
     resets: Sequence[Reset] = ()
     rows: Sequence[FollowedRow] = ()
@@ -129,7 +130,7 @@ class Batch:
 
 
 class Recorder:
-    """Keeps one foreign server; `open` first."""
+    """The writer of one foreign server's record. Call `open` first."""
 
     def __init__(self, name: str, server_name: str, address: str, using: str) -> None:
         self._about = {"name": name, "server_name": server_name, "address": address}
@@ -138,7 +139,7 @@ class Recorder:
         self._lives: dict[tuple[str, str], _Life] = {}
 
     def open(self) -> dict[str, dict[str, int]]:
-        """Take the name, and tell ``{stream: {instance: position}}`` to go on from.
+        """Locks the name and returns ``{stream: {instance: position}}`` to continue from.
 
         Raises `RecorderBusy`, also for a name under which another server was recorded.
         """
@@ -169,7 +170,11 @@ class Recorder:
         return known
 
     def store(self, batch: Batch) -> None:
-        """One transaction. Raises ``DatabaseError``: nothing was stored, and the same batch may be stored again."""
+        """Stores a batch in one transaction.
+
+        Raises ``DatabaseError``; then nothing was stored, and the same batch may be stored again. Raises `RecorderBusy`
+        if another process took the name over.
+        """
         lives = {key: _Life(life.number, life.position) for key, life in self._lives.items()}
         facts, changes = _plan(lives, batch)
         with self._transaction() as cursor:
@@ -182,12 +187,14 @@ class Recorder:
                 ]
                 cursor.execute(_MOVE, {"server": self._server, **_columns(rows, _MOVE_COLUMNS)})
             cursor.execute(_BEAT, {"server": self._server})
-        self._lives = lives
+        self._lives = lives  # only after the commit, so that a failed batch can be planned again
 
     @contextmanager
     def _transaction(self) -> Any:
-        """On the session that holds the name; a new one has to take it first."""
+        """Opens a transaction on the session that holds the name. After a reconnection the name is locked first."""
         with self._connection.cursor() as cursor:
+            # The lock is counted: on a session that holds it already, this succeeds again. On a new session it shows if
+            # another process took the name meanwhile.
             cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.recorder_key(cursor, self._about["name"])])
             if not cursor.fetchone()[0]:
                 raise RecorderBusy(f"Another process took over the record {self._about['name']!r}.")
@@ -210,7 +217,10 @@ class Recorder:
             cursor.execute(_GAPS, {"server": self._server, **columns})
 
     def trim(self, days: float, facts_kept: int) -> int:
-        """Remove what is too old or too much, a bounded number of rows; how many."""
+        """Removes recorded rows that are too old or too many, ``TRIM_ROWS`` at most. Returns their number.
+
+        ``facts_kept`` is for the rows of all servers together. Old gaps are removed, too.
+        """
         limits = {"rows": TRIM_ROWS, "seconds": days * 86_400, "kept": facts_kept}
         with self._connection.cursor() as cursor:
             cursor.execute(_TRIM, limits)
@@ -219,7 +229,7 @@ class Recorder:
         return removed
 
     def close(self, *, in_order: bool = True) -> None:
-        """Say that recording has ended, and give everything back."""
+        """Stores that recording has ended, unless ``in_order`` is false, and closes the connection."""
         if in_order and self._server:
             try:
                 with self._connection.cursor() as cursor:
@@ -235,7 +245,7 @@ _Changes = dict[tuple[str, str, int], _Change]
 
 
 def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple[Any, ...]], _Changes]:
-    """The rows as they are stored, and what happens to writers; moves ``lives`` on."""
+    """Returns the rows to insert and the changes of writers. Updates ``lives``."""
     changes: _Changes = {}
     for reset in batch.resets:
         _begin_life(lives, changes, reset)
@@ -263,7 +273,7 @@ def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple
 
 
 def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: Reset) -> None:
-    """The writer started anew at a lower token."""
+    """Begins another life of a writer that started again at a lower token."""
     key = (reset.stream, reset.instance)
     former = lives.get(key)
     life = lives[key] = _Life(1 if former is None else former.number + 1, reset.token)
@@ -271,7 +281,7 @@ def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: R
 
 
 def _settle(lives: dict[tuple[str, str], _Life], changes: _Changes, key: tuple[str, str], position: int) -> None:
-    """The follower says where a writer is; that may be of a moment ago, but never ahead of us."""
+    """Moves a writer to a position of the follower. That may be a moment old, so a lower one is ignored."""
     life = lives.get(key)
     if life is None:
         life = lives[key] = _Life()
@@ -295,6 +305,7 @@ def _moved(stream: str, instance: str, number: int, change: _Change) -> tuple[An
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Rows as one array per column; PostgreSQL takes no NUL, which a hostile server may put into names."""
+    """Returns the rows as one array per column."""
     columns = zip(names, zip(*rows, strict=True), strict=True)
+    # PostgreSQL takes no NUL, which a hostile server may put into names.
     return {name: [v.replace("\0", "\ufffd") if isinstance(v, str) else v for v in values] for name, values in columns}
