@@ -100,7 +100,7 @@ class Mended:
 def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
     """Compares all that is stored of a room with its JSON, in the caller's snapshot; null if there is no such room.
 
-    The result can be given to ``mend_room`` if ``subject`` is given here.
+    Give the subject if the result is for ``mend_room``.
     """
     rows = read_room(cursor, room_id)
     if rows is None:
@@ -116,8 +116,8 @@ def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = Non
 
     ``found`` is the result of ``find_damage`` without the lock. It is computed again if the room's rows have changed
     since. If ``moved`` in the result is not null, the caller must notify other processes of a changed current state in
-    the same transaction. Raises ``RangesDisagree`` if right ranges would not fit the stored current state, which is wrong
-    and of another subject.
+    the same transaction. Raises ``RangesDisagree`` if the stored current state is wrong but belongs to a subject that is
+    not repaired: right ranges would not fit it.
     """
     # The lock that ``persist`` takes, and first as there. From here on no other transaction writes in the room.
     cursor.execute(_LOCK, [room_id])

@@ -1,4 +1,4 @@
-"""Rewrites the state groups of a room to fewer rows, beside live writers and readers, by a plan of ``state.groups.compaction``.
+"""Rewrites the state groups of a room to fewer rows, beside writers and readers, by a plan of ``state.groups.compaction``.
 
 Stored groups are never changed, because processes cache them. New groups are written under new IDs, which no reader uses
 as long as no event has them. Then events move to them in small transactions, each after the old and new states were read

@@ -140,10 +140,10 @@ def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollec
 def needed_groups(
     room_id: str, using: str, cut: int | None = None, above: int = 0
 ) -> tuple[list[GroupPlace], set[int], set[int]]:
-    """Returns the groups with IDs above ``above``, ascending; those that are needed; and those that accepted state events have.
+    """Returns three collections of groups: all of the room, ascending; the needed ones; those that accepted state events have.
 
-    Events below depth ``cut`` do not count. For a group of an accepted state event, the group right below is needed, too,
-    because it is the state before the event.
+    Only groups with IDs above ``above`` are read, and events below depth ``cut`` do not count. For a group of an accepted
+    state event, the group right below is needed, too, because it is the state before the event.
     """
     groups: list[GroupPlace] = []
     needed: set[int] = set()
@@ -265,7 +265,7 @@ class GroupPurge:
 
     @staticmethod
     def _is_needed(cursor: Any, run: Run) -> bool:
-        """Returns true if a group of the run is needed by an event, has a group outside the run built on it, or is gone."""
+        """Returns true if an event needs a group of the run, another chain is built on one, or one is not stored any more."""
         # A target below the run takes over the state of the highest group, so its own state must not be needed, either.
         loose = [*run.absorbed, *([run.target] if run.target < run.absorbed[0] else [])]
         cursor.execute(_LOOSE_NOW, {"loose": loose, "chain": run.chain})

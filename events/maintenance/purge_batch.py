@@ -37,8 +37,7 @@ PURGED = (
 _BEHIND = "(e.topological_ordering, e.stream_ordering) > (%(topological)s, %(stream)s)"
 _IS_THERE_MORE = f"SELECT EXISTS (SELECT FROM events_event e WHERE {PURGED} AND {_BEHIND})"
 _LOCK_ROOM = "UPDATE events_room SET content_generation = content_generation + 1 WHERE room_id = %s"
-#: All conditions have an index. The statistics of a table that shrinks may be wrong, and the planner would read it
-#: whole.
+#: All conditions have an index. Outdated statistics of a shrinking table may make the planner read it whole instead.
 _USE_INDEXES = "SET LOCAL enable_seqscan = off"
 _DEEPEST_LEAF = """
 SELECT max(topological_ordering) FROM events_forwardextremity leaf JOIN events_event e USING (event_id) WHERE leaf.room_id = %s

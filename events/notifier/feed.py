@@ -127,8 +127,8 @@ class HotFeed:
     def ask(self, user_id: str, since: VectorToken) -> Look:
         """Returns what may have changed for a user since a position of ``events``. All fields belong to the same ``now``."""
         self._see_own()
-        # A gets the token 7 and a ticket, and reads Alice's rooms. Meanwhile B adds a membership at 8: the ticket is
-        # spoiled, the rooms of 7 are not kept, and A asks again.
+        # Thread A gets the token 7 and a ticket, and reads Alice's rooms. Meanwhile thread B feeds a membership at 8: the
+        # ticket is spoiled, the rooms of 7 are not kept, and A asks again.
         for _ in range(3):
             found = self.memory.ask(user_id, since)
             if isinstance(found, Look):
@@ -161,7 +161,7 @@ class HotFeed:
     def _ask_the_tables(self, user_id: str) -> Look:
         """Answers without the memory: while it is not filled, or if it changes faster than rooms can be read.
 
-        Such an answer names all rooms as possibly changed.
+        According to such an answer, all rooms and the memberships may have changed.
         """
 
         def look(cursor: Any) -> Look:
@@ -305,8 +305,7 @@ class HotFeed:
             if stream is None:
                 if concerns_of(poke.stream) is not None:  # the stream got its rule after the memory was filled
                     look.add(poke.stream)
-            # The set of writers changed, or the stream is fed by its linear position: the notification does not
-            # suffice.
+            # The set of writers changed, or the stream is fed by its linear position: one writer's position is not enough.
             elif poke.position is None or stream.in_memory or not stream.knows(poke.writer):
                 look.add(poke.stream)
             elif poke.position > stream.positions[poke.writer]:
