@@ -29,7 +29,8 @@ TASK_MODULES = (
     "pipeline.archive.parts",
     "pipeline.maintenance.resync_executor",
     "pipeline.export.executor",
-    "adbc_driver_postgresql.dbapi",  # pipeline.source.read_rows imports these when it reads, pipeline.source.write when it writes
+    # These two are imported late: the first by pipeline.source.read_rows when it reads, the second by pipeline.source.write.
+    "adbc_driver_postgresql.dbapi",
     "pgpq",
 )
 _CONNECT_SECONDS = 10

@@ -190,6 +190,7 @@ class Sampler:
         try:
             while not self._stopping.is_set():
                 self._step()
+                # Until the next multiple of the step by the clock, so that the steps of all processes fall together.
                 self._stopping.wait(self._step_seconds - time.time() % self._step_seconds)
         finally:
             self._close()
