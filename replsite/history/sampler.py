@@ -126,7 +126,7 @@ def write_step(
 def _how_it_ended(cursor: Any, change: Change) -> Change:
     """Explains why a writer retired: another process resolved it, with its evidence, or it left in order.
 
-    Other changes stay.
+    Returns any other change as it is.
     """
     stream, writer, _ = change.subject
     if change.now.word != WriterWord.RETIRED:

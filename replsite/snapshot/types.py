@@ -83,8 +83,8 @@ class WriterView:
 class ExpectedView:
     """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream.
 
-    ``living`` counts the writers that match it and are alive. ``facts_last_hour`` is None until they were watched for an
-    hour.
+    ``living`` counts the writers that match it, are alive and have not retired. ``facts_last_hour`` is None if no minimum
+    is set, and until this process has watched them for an hour.
     """
 
     stream: str
