@@ -38,7 +38,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class WriterView:
-    """A writer on one stream."""
+    """A writer on one stream. Ages are in seconds.
+
+    ``pending_facts`` are reserved and not complete yet. ``behind_facts`` and ``behind_seconds`` describe the facts above
+    the writer's position, which linear readers wait for: their number and the age of the oldest. ``behind_exact`` False
+    means an estimate.
+    """
 
     stream: str
     writer: str
