@@ -58,9 +58,10 @@ def look_around(dsn: str) -> dict[str, str]:
 
 
 def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -> None:
-    """Runs a check in as many tasks as the cluster has cores. Raises ``ClusterUnfit`` with the hosts and what they lack.
+    """Runs a check in as many tasks as the cluster has cores, ``_MOST_ASKED`` at most.
 
-    Also raises it if no executor took the tasks within ``seconds``. Then no worker has cores and memory left for this job.
+    Raises ``ClusterUnfit`` with the hosts and what they lack. Also raises it if no executor took the tasks within
+    ``seconds``. Then no worker has cores and memory left for this job.
     """
     answers = _ask(spark, dsn, seconds)
     unfit = {host: missing for host, missing in answers if missing}
