@@ -119,7 +119,8 @@ def _behind_pooler(direct: str) -> dict[str, Any]:
 
 
 # --- where things are ---------------------------------------------------------------------------------------------
-_HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()  # a checkout, or the current folder if installed
+# A checkout keeps its data in itself, an installed site in the folder where it is started.
+_HOME = BASE_DIR if (BASE_DIR / "manage.py").exists() else Path.cwd()
 REPLSITE_DATA_DIR = Path(env.str("REPLSITE_DATA_DIR", str(_HOME / ".data"))).absolute()
 REPLSITE_POSTGRES_BIN = env.str("REPLSITE_POSTGRES_BIN", "")
 REPLSITE_POSTGRES_FSYNC = env.bool("REPLSITE_POSTGRES_FSYNC", True)  # off: fast, and a crash of the machine loses data
@@ -201,10 +202,8 @@ SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = env.bool("REPLSITE_HTTPS_ONLY", False)
 SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # requested by machines nearby, in plain HTTP
 SECURE_HSTS_SECONDS = 365 * 86_400 if SESSION_COOKIE_SECURE else 0
-SILENCED_SYSTEM_CHECKS = [
-    "security.W005",
-    "security.W021",
-]  # HSTS for subdomains and preload is the domain owner's choice
+# HSTS for subdomains and preload: the choice of the domain's owner.
+SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 UNFOLD = {
     "SITE_TITLE": "replsite",
     "SITE_HEADER": "replsite",
@@ -272,11 +271,10 @@ REPLSITE_HOT_ENTRIES = env.int("REPLSITE_HOT_ENTRIES", 10_000)
 REPLSITE_HOT_WAITER_LIMIT = env.int("REPLSITE_HOT_WAITER_LIMIT", 10_000)
 REPLSITE_PLAIN_NETWORKS: list[str] = env.list("REPLSITE_PLAIN_NETWORKS", [])
 REPLSITE_PROXY_NETWORKS: list[str] = env.list("REPLSITE_PROXY_NETWORKS", [])
-REPLSITE_NOTIFY_SOCKET = env.str("NOTIFY_SOCKET", "")  # these two are set by systemd
+REPLSITE_NOTIFY_SOCKET = env.str("NOTIFY_SOCKET", "")  # systemd sets this variable and the next one
 REPLSITE_WATCHDOG_SECONDS = env.int("WATCHDOG_USEC", 0) / 1_000_000
-REPLSITE_BLOCKED_AFTER_SECONDS = env.float(
-    "REPLSITE_BLOCKED_AFTER_SECONDS", 10.0
-)  # status words, see replsite.status.verdicts
+# Limits of the status words, see replsite.status.verdicts.
+REPLSITE_BLOCKED_AFTER_SECONDS = env.float("REPLSITE_BLOCKED_AFTER_SECONDS", 10.0)
 REPLSITE_STUCK_AFTER_SECONDS = env.float("REPLSITE_STUCK_AFTER_SECONDS", 10.0)
 REPLSITE_LEFT_BEHIND_AFTER_SECONDS = env.float("REPLSITE_LEFT_BEHIND_AFTER_SECONDS", 60.0)
 REPLSITE_ARCHIVE_FOLDER = Path(env.str("REPLSITE_ARCHIVE_FOLDER", str(REPLSITE_DATA_DIR / "archives"))).absolute()

@@ -1,9 +1,8 @@
 """Implements the job ``restore``, which puts an archive back. Every file is checked before anything is written.
 
-A room that still exists gets its events back in small transactions with a rest after each. A killed job can be run again:
-events that are back already are left alone, and the state groups that were copied are found in a table that maps archived
-to new IDs. A room that no longer exists comes back as a whole, in one transaction. ``events.maintenance.restore`` has the
-SQL.
+A room that still exists gets its events back in small transactions with a rest after each. A killed job can be run again.
+Events that are back already are left alone. The state groups that it copied are known from a table that maps archived IDs to
+new ones. A room that no longer exists comes back as a whole, in one transaction. ``events.maintenance.restore`` has the SQL.
 """
 
 from __future__ import annotations
@@ -188,6 +187,7 @@ class _Restore:
                 for batch in self._batches(table):
                     _copy(cursor, f"restored_{table}", _only(batch, column, needed))
             cursor.execute("ANALYZE restored_group; ANALYZE restored_delta")
+            # The mapping commits with the groups. If it exists when a killed job is run again, all of them were copied.
             copy_groups(cursor, self._room_id, self._mapping)
             cursor.execute("TRUNCATE restored_group, restored_delta")
 

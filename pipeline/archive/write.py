@@ -262,7 +262,7 @@ class _Archive:
         return ArchivePart(table, f"{table}-{number:05}.parquet", text)
 
     def _write(self, parts: Sequence[ArchivePart], events: int, snapshot: str) -> list[ArchivedFile]:
-        """In Spark, or one after the other."""
+        """Writes the files, with Spark or one after the other in this process. Returns them in the order of ``parts``."""
         uses_spark = self._request.spark if self._request.spark is not None else events >= SPARK_EVENTS
         return (self._with_spark if uses_spark else self._in_process)(parts, snapshot)
 

@@ -313,6 +313,8 @@ def _count(folder: Path) -> tuple[int, int, int]:
 
 def _put_in_place(folder: Path, names: Sequence[str]) -> None:
     """Replaces the old tables by the new ones, the manifest last. Renames take no time and can be undone."""
+    # The manifest is the last name. It is the first to be moved away and the last to be put in place. So a folder with a
+    # manifest always holds the tables that it describes, even if the process is killed in between (see ``_settle``).
     try:
         for name in reversed(names):
             if (folder / name).exists():

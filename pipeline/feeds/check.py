@@ -1,7 +1,8 @@
-"""Checks per-user feeds against the stream and repairs them: entries that are missing or have a wrong room, and wrong counts.
+"""Checks per-user feeds against the stream and repairs them.
 
-Only some missing entries can be proven: those of events since the last change of the user's membership, in rooms that the
-user is joined to. The row with the position of the feeds is locked meanwhile. Writers of feeds lock it too.
+It finds entries that are missing or have a wrong room, and wrong counts. Missing entries can be proven only in rooms that
+the user is joined to, for events since the last change of the user's membership there. The row with the position of the
+feeds is locked meanwhile. Writers of feeds lock it too.
 """
 
 from __future__ import annotations

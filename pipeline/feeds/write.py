@@ -140,6 +140,7 @@ def _begin(cursor: Any, stretch: Stretch) -> tuple[int, bool]:
     if stretch.low <= row[0]:  # repeated or overlapping: begin where the last stretch ended
         return row[0], False
     cursor.execute(_PASSED_OVER, {"low": row[0], "high": stretch.low})
+    # The positions between the stretches hold no events, for example because their transactions were rolled back.
     if not cursor.fetchone()[0]:
         return row[0], False
     drop_feeds(cursor)

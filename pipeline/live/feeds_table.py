@@ -66,10 +66,8 @@ class FeedsTable:
         self._owner = self._lock.take()
         try:
             yield
-        except (
-            DatabaseError,
-            DjangoDatabaseError,
-        ):  # the pipeline waits for the database and retries, so no error is stored
+        except (DatabaseError, DjangoDatabaseError):
+            # The pipeline waits for the database and retries. So no error is stored with the reader.
             self._lock.release()
             raise
         except Exception as error:
@@ -95,9 +93,8 @@ class FeedsTable:
             kept = read_cursor(cursor, FEEDS, _STREAM)
             if kept is None:
                 kept = begin_cursor(cursor, self._owner, _STREAM, VectorToken(linear_position(stored.values())), epoch)
-            elif (
-                kept[1] != epoch
-            ):  # after a restore: feeds and facts come from the same backup, so the position still fits
+            elif kept[1] != epoch:
+                # The database was restored. Feeds and facts come from the same backup, so the position still fits.
                 adopt_epoch(cursor, FEEDS, _STREAM, epoch)
             vectors = {_STREAM: dict.fromkeys(stored, kept[0].base)}
             set_ledger(cursor, self.name, vectors)

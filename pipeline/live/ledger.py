@@ -80,6 +80,8 @@ def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
     Locks the ledger's row, so batches of a query are applied one after another, even from several processes. Raises
     ``LedgerMismatch`` if the batch does not begin where the ledger ends.
     """
+    # The ledger's row stays locked until the commit. Without the lock, two processes could both read 5, both find that batch
+    # 5..8 begins there, and both add its effect.
     held = hold_ledger(cursor, query)
     if covers(held, offsets.end):
         return False

@@ -113,6 +113,7 @@ class LiveQuery:
 
     def _apply(self, batch: DataFrame, batch_id: int) -> None:
         offsets = read_offsets(self._checkpoint, batch_id, self.table.streams, self._first)
+        # Spark's work is done before the transaction begins, so the transaction and its locks stay short.
         found = self.table.find(batch)
         using = self._place.using
         try:

@@ -29,7 +29,8 @@ TASK_MODULES = (
     "pipeline.archive.parts",
     "pipeline.maintenance.resync_executor",
     "pipeline.export.executor",
-    "adbc_driver_postgresql.dbapi",  # pipeline.source.read_rows imports these when it reads, pipeline.source.write when it writes
+    # These two are imported late: the first by pipeline.source.read_rows when it reads, the second by pipeline.source.write.
+    "adbc_driver_postgresql.dbapi",
     "pgpq",
 )
 _CONNECT_SECONDS = 10
@@ -57,9 +58,10 @@ def look_around(dsn: str) -> dict[str, str]:
 
 
 def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -> None:
-    """Runs a check in as many tasks as the cluster has cores. Raises ``ClusterUnfit`` with the hosts and what they lack.
+    """Runs a check in as many tasks as the cluster has cores, ``_MOST_ASKED`` at most.
 
-    Also raises it if no executor took the tasks within ``seconds``. Then no worker has cores and memory left for this job.
+    Raises ``ClusterUnfit`` with the hosts and what they lack. Also raises it if no executor took the tasks within
+    ``seconds``. Then no worker has cores and memory left for this job.
     """
     answers = _ask(spark, dsn, seconds)
     unfit = {host: missing for host, missing in answers if missing}

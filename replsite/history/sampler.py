@@ -126,7 +126,7 @@ def write_step(
 def _how_it_ended(cursor: Any, change: Change) -> Change:
     """Explains why a writer retired: another process resolved it, with its evidence, or it left in order.
 
-    Other changes stay.
+    Returns any other change as it is.
     """
     stream, writer, _ = change.subject
     if change.now.word != WriterWord.RETIRED:
@@ -190,6 +190,7 @@ class Sampler:
         try:
             while not self._stopping.is_set():
                 self._step()
+                # Until the next multiple of the step by the clock, so that the steps of all processes fall together.
                 self._stopping.wait(self._step_seconds - time.time() % self._step_seconds)
         finally:
             self._close()

@@ -84,6 +84,7 @@ def networks_of(texts: Sequence[str]) -> list[Network]:
 
 def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
     """Returns the last address of the header that is not a proxy's. ``peer`` if there is no readable one."""
+    # From right to left: each proxy appends the address from which it received the request.
     for text in reversed([part.strip() for part in forwarded_for.rsplit(",", _MOST_PROXIES)]):
         if not _is_address(text):
             return peer

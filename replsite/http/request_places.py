@@ -115,6 +115,7 @@ class Lane:
         while self._waiting:
             client = min(self._waiting, key=lambda one: self._at_work[one])
             future = self._next_of(client)
+            # A request that was refused or cancelled leaves the queue only when its task runs again. Skip it.
             if not future.done():
                 future.set_result(place)
                 return
@@ -122,6 +123,7 @@ class Lane:
         place.rests()
 
     async def _wait(self, client: str) -> _Place:
+        # The queue is full: the client with the most waiting requests loses its oldest one.
         if sum(map(len, self._waiting.values())) >= self._most_waiting:
             most = max(self._waiting, key=lambda one: len(self._waiting[one]))
             self._send_away(self._next_of(most))
@@ -171,7 +173,7 @@ class RequestPlaces:
         self._health = Lane("health", 2, 1_000)
         self._catch_up = Lane("catch-up", 8, 200)
         self._plain = Lane("files", 8, 1_000)
-        # Checking a password takes a core half a second. Twenty at a time would leave the event loop no CPU.
+        # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
         self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._tell_at = 0.0
         LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]

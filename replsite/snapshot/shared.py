@@ -35,6 +35,7 @@ class SharedSnapshot:
 
         Raises ``django.db.Error`` if the database cannot be read. An older snapshot is never returned instead.
         """
+        # The lock is held while a snapshot is taken. Callers that arrive meanwhile wait here, and then find it fresh.
         with self._lock:
             now = time.monotonic()
             if self._latest is None or now - self._taken_at >= fresh_seconds:

@@ -19,7 +19,7 @@ __all__ = ["DATABASE", "MOST_TABLES", "STORAGE_SECONDS", "read_storage"]
 STORAGE_SECONDS = 60.0
 MOST_TABLES = 12
 MOST_ROOMS = 10
-#: Up to so many groups are all checked. Of more groups, a sample of about this size is.
+#: Up to so many groups are all checked. Beyond that, only a sample of about this size is checked.
 GROUPS_LOOKED_AT = 20_000
 #: Name of the whole database among the samples of tables.
 DATABASE = "(database)"

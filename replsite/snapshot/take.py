@@ -96,8 +96,9 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     history = history or History()
     declarations = [stream.declaration for stream in registry.all_streams()]
     with one_view(using or stream_settings().database) as cursor:
-        # Positions before sequences: a sequence ignores snapshots and only grows. Read later, it cannot be below a position
-        # just because the position moved in between.
+        # Positions before sequences. A sequence only grows, and is read outside of the transaction's snapshot. So a value below
+        # a position is truly behind, even within a caller's transaction that has no fixed snapshot. In the other order there:
+        # the sequence is read at 5, a writer reserves and stores 6, and the position is read at 6.
         positions = rows.read_positions(cursor)
         as_of, sequences = rows.read_sequences(cursor, declarations)
         writers: dict[str, list[str]] = {}

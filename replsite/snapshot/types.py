@@ -38,7 +38,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class WriterView:
-    """A writer on one stream."""
+    """A writer on one stream. Ages are in seconds.
+
+    ``pending_facts`` are reserved and not complete yet. ``behind_facts`` and ``behind_seconds`` describe the facts above
+    the writer's position, which linear readers wait for: their number and the age of the oldest. ``behind_exact`` False
+    means an estimate.
+    """
 
     stream: str
     writer: str
@@ -83,8 +88,8 @@ class WriterView:
 class ExpectedView:
     """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream.
 
-    ``living`` counts the writers that match it and are alive. ``facts_last_hour`` is None until they were watched for an
-    hour.
+    ``living`` counts the writers that match it, are alive and have not retired. ``facts_last_hour`` is None if no minimum
+    is set, and until this process has watched them for an hour.
     """
 
     stream: str

@@ -370,6 +370,8 @@ def judge_reader(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _judge_following(seen: ReaderOnStream, limits: Limits) -> Verdict:
+    """Returns the status of a reader apart from its dead letters."""
+    # The first rule that applies gives the word, so the order matters: a reader that is gone is not called stuck as well.
     if (absent := _absent_reader(seen, limits)) is not None:
         return absent
     if seen.went_back_seconds is not None and seen.went_back_seconds <= limits.went_back_shown_seconds:
