@@ -121,6 +121,8 @@ class _Cached(Generic[T]):
         connection = _connection()
         if not cache_feed.is_hearing() or _is_frozen(connection):
             return
+        # Owned by the connection: the drop at the end of its own transaction does not spoil the ticket. A later
+        # invalidation in that transaction does.
         ticket = self.store.begin(self._key(tuple(key)), connection)
         if connection.in_atomic_block:
             transaction.on_commit(_Fill(self.store, ticket, value), using=connection.alias)
@@ -136,6 +138,7 @@ class _Cached(Generic[T]):
         """
         found, connection = self._key(key), _connection()
         keeps = cache_feed.is_hearing() and self._may_keep(connection, found)
+        # The ticket before the value is computed, as in `CachedFunction`.
         ticket = self.store.begin(found)
 
         def fill(value: T) -> None:
@@ -192,6 +195,7 @@ class AsyncCachedFunction(_Cached[T]):
         """Returns the cached value, or computes it. Raises ``BadCacheKey`` if an argument is not a string."""
         found = self._key(key)
         if not cache_feed.has_begun():
+            # The first call blocks until the listener has started, so it must not run on the event loop.
             await sync_to_async(cache_feed.is_hearing, thread_sensitive=False)()
         if not cache_feed.has_begun() or not cache_feed.is_hearing() or is_changed_in_process(self.name, found):
             self.store.counts.misses += 1

@@ -323,6 +323,7 @@ class _PreparingCursor(psycopg2.extensions.cursor):
 
     def execute(self, query: Any, vars: Any = None) -> None:
         """Executes as the driver does, through ``execute_prepared`` for named parameters."""
+        # `execute_prepared` executes on this cursor, so it calls this method again.
         if not isinstance(vars, dict) or self._is_preparing:
             super().execute(query, vars)
             return

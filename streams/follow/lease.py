@@ -66,6 +66,7 @@ class ReaderLock:
         self._connection = driver.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
         try:
             with self._connection.cursor() as cursor:
+                # The lock first: raising the lease of a reader that runs elsewhere would fence its process.
                 hold_name(cursor, self._reader)
                 self._owner = take_lease(cursor, self._reader, socket.gethostname(), os.getpid())
         except BaseException:
@@ -116,6 +117,7 @@ class ReaderLock:
             log.warning("reader.lock_lost", reader=self._reader, error=str(error).strip())
             self.lost.set()
             self._when_lost()
+            # Not every error breaks the connection. Closing it releases the lock in any case.
             with suppress(*driver.connection_gone):
                 self._connection.close()
 

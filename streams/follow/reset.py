@@ -30,6 +30,7 @@ __all__ = ["Resynced", "resync_reader"]
 
 log = get_logger(__name__)
 
+#: The lease is raised, so that a process which lost its lock without noticing cannot move the cursor.
 _SET = """
 INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, ended_at)
 VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, clock_timestamp())

@@ -63,6 +63,8 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
     # Before any row is touched: a new generation empties the table on another connection, which could wait for our rows.
     current_writer(using).tracker(registry.get("typing"))
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        # Without this lock A adds Alice and B adds Bob to one room. Neither sees the other's uncommitted row, and the list
+        # with the higher token, which followers keep, lacks one of them.
         cursor.execute(_LOCK_ROOM, [room_id])
         parameters: dict[str, Any] = {"room": room_id, "user": user_id, "seconds": timeout_seconds, "but": user_id}
         cursor.execute(_EXPIRE, parameters)
@@ -70,7 +72,7 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
         cursor.execute(_START if is_typing else _STOP, parameters)
         changed |= cursor.fetchone()[0] if is_typing else cursor.rowcount > 0
         if is_typing:
-            transaction.on_commit(_EXPIRY.look, using=using)
+            transaction.on_commit(_EXPIRY.look, using=using)  # before the commit the thread would not see the row
         return _append_list(cursor, room_id) if changed else None
 
 
