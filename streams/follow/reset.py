@@ -46,7 +46,7 @@ VALUES (%(reader)s, %(stream)s, %(from_base)s, %(from_entries)s::jsonb, %(base)s
 
 @dataclass(frozen=True, slots=True)
 class Resynced:
-    """One cursor that was set: its token before (None: no cursor) and after."""
+    """One cursor that was set. ``was`` is its former token (None: there was no cursor), ``now`` the new one."""
 
     stream: str
     was: VectorToken | None

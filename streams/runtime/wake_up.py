@@ -10,11 +10,11 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """A pipe that wakes a waiting thread. Any thread may write to it, and callbacks of the garbage collector: it takes no lock.
+    """A pipe that wakes a waiting thread. It takes no lock, so any thread and any garbage collector's callback may write to it.
 
     It is closed with the object and no sooner, so its owner drops the reference instead of closing it. Otherwise: A reads
     the number of the descriptor, B closes it, C opens a file that gets the number, A writes into C's file. Keep it out of
-    reference cycles: it stays open until the garbage collector finds the cycle.
+    reference cycles: in a cycle it stays open until the garbage collector runs.
     """
 
     def __init__(self) -> None:
