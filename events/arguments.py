@@ -1,23 +1,23 @@
 """Arguments of questions about stored rooms, checked before the database is asked (pure).
 
 What cannot be stored (a NUL, half a surrogate pair, more than 255 bytes) cannot be found either: it is unknown, not an
-error. What is no question at all (a limit of 0, a number for an ID) raises ``BadQuestion``.
+error. What is no question at all (a limit of 0, a number for an ID) raises ``InvalidQuery``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from events.errors import BadQuestion
+from events.errors import InvalidQuery
 from events.format.parsing import IDENTIFIER_LIMIT_BYTES
 
 __all__ = ["can_be_stored", "checked_ids", "checked_limit"]
 
 
 def can_be_stored(value: object) -> bool:
-    """Whether a column for identifiers can hold it; raises ``BadQuestion`` for what is no string."""
+    """Whether a column for identifiers can hold it; raises ``InvalidQuery`` for what is no string."""
     if type(value) is not str:
-        raise BadQuestion(f"{value!r:.100} is no identifier; give a string.")
+        raise InvalidQuery(f"{value!r:.100} is no identifier; give a string.")
     if "\0" in value:
         return False
     try:
@@ -27,19 +27,19 @@ def can_be_stored(value: object) -> bool:
 
 
 def checked_ids(values: Iterable[str], most: int) -> list[str]:
-    """Each ID that can be stored once, in the order given; raises ``BadQuestion`` for more than ``most``."""
+    """Each ID that can be stored once, in the order given; raises ``InvalidQuery`` for more than ``most``."""
     if isinstance(values, str | bytes):
-        raise BadQuestion(f"{values!r:.100} is one ID; give a list of them.")
+        raise InvalidQuery(f"{values!r:.100} is one ID; give a list of them.")
     if not isinstance(values, Iterable):
-        raise BadQuestion(f"{values!r:.100} is no list of IDs.")
+        raise InvalidQuery(f"{values!r:.100} is no list of IDs.")
     found = list(dict.fromkeys(value for value in values if can_be_stored(value)))
     if len(found) > most:
-        raise BadQuestion(f"{len(found)} IDs are too many for one question; ask for at most {most} at once.")
+        raise InvalidQuery(f"{len(found)} IDs are too many for one question; ask for at most {most} at once.")
     return found
 
 
 def checked_limit(limit: int, most: int) -> int:
-    """The limit, or ``most`` where it is higher; raises ``BadQuestion`` for what is no number or below 1."""
+    """The limit, or ``most`` where it is higher; raises ``InvalidQuery`` for what is no number or below 1."""
     if type(limit) is not int or limit < 1:
-        raise BadQuestion(f"A limit of {limit!r:.100} is unusable; give a whole number from 1 to {most}.")
+        raise InvalidQuery(f"A limit of {limit!r:.100} is unusable; give a whole number from 1 to {most}.")
     return min(limit, most)

@@ -8,7 +8,7 @@ where the stream ordering is negative; its tokens are positive and ascend away f
 from __future__ import annotations
 
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.core.row_format import IsSet, Literal, Shape
+from streams.core.row_format import IsSet, Literal, RowFormat
 
 __all__ = ["BACKFILL", "BACKFILL_SEQUENCE", "CACHE_NAME", "EVENTS", "EVENTS_SEQUENCE", "declarations"]
 
@@ -52,7 +52,7 @@ EVENTS = StreamDeclaration(
         FactTable(
             name="events_event",
             columns=_NEW_EVENT_COLUMNS,
-            row=Shape(_NEW_EVENT_COLUMNS, Literal("ev"), _NEW_EVENT),
+            row=RowFormat(_NEW_EVENT_COLUMNS, Literal("ev"), _NEW_EVENT),
             id_column="stream_ordering",
             where="stream_ordering > 0",
             then_by="",
@@ -61,7 +61,7 @@ EVENTS = StreamDeclaration(
         FactTable(
             name="events_currentstatedelta",
             columns=_STATE_COLUMNS,
-            row=Shape(_STATE_COLUMNS, Literal("state"), _STATE),
+            row=RowFormat(_STATE_COLUMNS, Literal("state"), _STATE),
             id_column="stream_ordering",
         ),
     ),

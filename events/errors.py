@@ -20,7 +20,7 @@
         ├── UnknownRoom      no event of that room is stored
         ├── StateUnresolved  the state asked for is not known
         ├── NotReadable      the user may not read the room, or nobody knows who may
-        ├── BadQuestion      a limit or an ID that no question can have
+        ├── InvalidQuery      a limit or an ID that no question can have
         └── BadToken         a timeline token that cannot be read
 
 Messages say what is wrong, where, and what would be right.
@@ -31,7 +31,6 @@ from __future__ import annotations
 from enum import StrEnum
 
 __all__ = [
-    "BadQuestion",
     "BadToken",
     "CannotForget",
     "CompressionRefused",
@@ -40,6 +39,7 @@ __all__ = [
     "EventRefused",
     "EventsError",
     "HistoryError",
+    "InvalidQuery",
     "NotCanonical",
     "NotReadable",
     "PositionsTaken",
@@ -182,7 +182,7 @@ class NotReadable(ReadingError):
     """The user may not read the room, or the room's visibility is not known."""
 
 
-class BadQuestion(ReadingError, ValueError):
+class InvalidQuery(ReadingError, ValueError):
     """A limit or an ID that no question can have."""
 
 

@@ -158,7 +158,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "replsite.http.database_down.DatabaseAwayMiddleware",
+    "replsite.http.database_down.DatabaseDownMiddleware",
     "replsite.metrics.django.BoundedRequestMetrics",
 ]
 ROOT_URLCONF = "replsite.urls"

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 
 from streams.conf import stream_settings
 from streams.models import FederationAcknowledgement, SyncingUser, UserAddress, WorkerConnection
-from streams.replication.common.command_hooks import hear
+from streams.replication.common.command_hooks import subscribe
 from streams.replication.protocol.commands import RemoteServerUp, format_line
 
 __all__ = [
@@ -89,7 +89,7 @@ def on_remote_server_up(handler: Callable[[str], None]) -> Callable[[], None]:
 
     Works in processes that serve replication, or follow. The handler is called on the event loop, so it must be quick.
     """
-    return hear(RemoteServerUp, lambda command: handler(command.server_name))
+    return subscribe(RemoteServerUp, lambda command: handler(command.server_name))
 
 
 def _syncing() -> QuerySet[SyncingUser]:

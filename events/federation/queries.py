@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from django.db import connections
 
 from events.arguments import can_be_stored, checked_ids, checked_limit
-from events.errors import BadQuestion, StateUnresolved, UnknownEvent, UnknownRoom
+from events.errors import InvalidQuery, StateUnresolved, UnknownEvent, UnknownRoom
 from events.federation.graph_walk import Place, Read, breadth_first, deepest_first
 from events.federation.visibility import as_seen_by
 from events.models import Event, EventAuth, Room
@@ -24,7 +24,7 @@ from events.reading.event_json import SERVED, SERVED_JSON, ServedEvent, load_eve
 from events.reading.timeline import state_at, timeline_place
 from events.stored_states import parsed_events
 from state.rules.room_versions import room_version
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 
 __all__ = ["EVENTS_LIMIT", "StateIds", "auth_chain", "backfill", "missing_events", "state_ids", "topological_walk"]
 
@@ -88,11 +88,11 @@ def backfill(
 ) -> list[ServedEvent]:
     """Returns the given events of the room and those before them, last in timeline order first, as the server sees them.
 
-    Returns at most ``limit`` events, and never more than ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``BadQuestion``.
+    Returns at most ``limit`` events, and never more than ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``InvalidQuery``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts = checked_ids(from_event_ids, _STARTS_LIMIT)
-    with one_view(using):
+    with read_only_snapshot(using):
         walk = deepest_first(starts, _reader(room_id, using))
         return _given(server, _first(walk, wanted), using)
 
@@ -110,13 +110,13 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
     """Returns the events below ``latest`` that are not reached from ``earliest``. Both ends are left out.
 
     If there are more than ``limit``, those nearest to ``latest`` are chosen. The result is sorted oldest first. Raises
-    ``UnknownRoom`` and ``BadQuestion``.
+    ``UnknownRoom`` and ``InvalidQuery``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts, known = checked_ids(latest, _STARTS_LIMIT), checked_ids(earliest, _STARTS_LIMIT)
     if type(min_depth) is not int:
-        raise BadQuestion(f"A least depth of {min_depth!r:.100} is unusable; give a whole number.")
-    with one_view(using):
+        raise InvalidQuery(f"A least depth of {min_depth!r:.100} is unusable; give a whole number.")
+    with read_only_snapshot(using):
         walk = breadth_first(starts, _reader(room_id, using), known, min_depth)
         places = sorted(_first(walk, wanted), key=lambda place: place.order)
         return _given(server, places, using)
@@ -140,7 +140,7 @@ def state_ids(event_id: str, using: str = "default") -> StateIds:
     """Returns the IDs of the state before an event, and of its auth chain. Raises ``UnknownEvent`` and ``StateUnresolved``."""
     if not can_be_stored(event_id):
         _unknown(event_id)
-    with one_view(using):
+    with read_only_snapshot(using):
         before = state_at(event_id, using).before
         if before is None:
             raise StateUnresolved(f"{event_id} is an outlier: its place in the graph is not known, nor is its state.")
@@ -213,7 +213,7 @@ def _given(server: str, places: Sequence[Place], using: str) -> list[ServedEvent
 def _walk(room_id: str, server: str | None, place: tuple[int, int], using: str) -> Iterator[ServedEvent]:
     while True:
         where: dict[str, Any] = {"room": room_id, "topological": place[0], "stream": place[1], "limit": _PAGE}
-        with one_view(using) as cursor:
+        with read_only_snapshot(using) as cursor:
             cursor.execute(_WALK, where)
             page = [served(row) for row in cursor]
             page = page if server is None else as_seen_by(server, page, using)

@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from django.db import connections
 
 from events.arguments import can_be_stored
-from events.errors import BadQuestion
+from events.errors import InvalidQuery
 from events.reading.event_json import ServedEvent
 from events.stored_states import StoredStates
 from events.visibility.rule import Answer, Verdict, for_server, known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 
 __all__ = ["as_seen_by", "server_in_room", "server_verdicts"]
 
@@ -64,7 +64,7 @@ ORDER BY asked.chain, delta.state_group DESC
 
 
 def as_seen_by(server: str, events: Sequence[ServedEvent], using: str = "default") -> list[ServedEvent]:
-    """Returns the events in the same order, pruned if the server may not see the content. Raises ``BadQuestion``."""
+    """Returns the events in the same order, pruned if the server may not see the content. Raises ``InvalidQuery``."""
     verdicts = server_verdicts(server, [event.event_id for event in events], using)
     return [event.as_pruned() if verdicts[event.event_id].answer is Answer.REDACTED else event for event in events]
 
@@ -72,14 +72,14 @@ def as_seen_by(server: str, events: Sequence[ServedEvent], using: str = "default
 def server_verdicts(server: str, event_ids: Collection[str], using: str = "default") -> dict[str, Verdict]:
     """Returns by event ID what the server sees and by which rule. Events that are not stored are left out.
 
-    Raises ``BadQuestion`` if ``server`` cannot be a server name.
+    Raises ``InvalidQuery`` if ``server`` cannot be a server name.
     """
     if not can_be_stored(server):
-        raise BadQuestion(f"{server!r:.100} is no name of a server.")
+        raise InvalidQuery(f"{server!r:.100} is no name of a server.")
     wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
     found: dict[str, Verdict] = {}
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):
-        with one_view(using):
+        with read_only_snapshot(using):
             found.update(_verdicts(server, wanted[start : start + _EVENTS_PER_QUERY], using))
     return found
 

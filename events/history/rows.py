@@ -35,7 +35,7 @@ from events.history.chunked_walk import (
     walk_room,
 )
 from events.history.event_numbers import NumberSet
-from events.room.extremities import Arrivals, Arriving, Leaves
+from events.room.extremities import Arriving, ExtremityTracker, ForwardExtremities
 from events.room.graph import numbers_in_order
 from events.visibility.ranges import Step, VisibilityRow, visibility_rows
 from state.rules.auth_selection import State
@@ -179,8 +179,8 @@ class RoomHistory:
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
         live = self._last_live(ACCEPTED) >= 0
-        leaves = self._leaves = Leaves[int](reached=NumberSet(limit), find=self._looked_through, live=live)
-        arrivals = Arrivals(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
+        leaves = self._leaves = ForwardExtremities[int](reached=NumberSet(limit), find=self._looked_through, live=live)
+        arrivals = ExtremityTracker(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
         for index, number in self._live():
             if flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, walk.prevs.of(number)):
@@ -199,7 +199,7 @@ class RoomHistory:
             self._line[last] = -1 if current is None else current
         return current
 
-    def _take(self, arrivals: Arrivals[int], number: int) -> None:
+    def _take(self, arrivals: ExtremityTracker[int], number: int) -> None:
         """Adds a live event."""
         event = self._arriving(number)
         if arrivals.soft_fails(event):

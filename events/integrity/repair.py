@@ -12,7 +12,7 @@ from events.maintenance.restore import tell_of_restored
 from events.models import Room
 from events.persist.room_cache import forget_kept
 from streams.caching import invalidate_room_state
-from streams.db.consistent_read import long_transaction, one_view
+from streams.db.consistent_read import long_transaction, read_only_snapshot
 from streams.runtime.gc_pause import collector_paused
 
 __all__ = ["Resynced", "all_rooms", "check_room", "resync_room"]
@@ -30,7 +30,7 @@ class Resynced:
 
 def check_room(room_id: str, using: str = "default") -> RoomReport | None:
     """Returns the report on all that is stored of a room, read in one snapshot; null if there is no such room."""
-    with one_view(using, is_long=True) as cursor, collector_paused():
+    with read_only_snapshot(using, is_long=True) as cursor, collector_paused():
         found = find_damage(cursor, room_id)
     return None if found is None else found.report
 
@@ -42,7 +42,7 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
     ``dry_run``, both reports are the same and the room is never locked. If right ranges would not fit the current state
     (``RangesDisagree``), nothing is written and the report after has the error as a doubt.
     """
-    with one_view(using, is_long=True) as cursor, collector_paused():
+    with read_only_snapshot(using, is_long=True) as cursor, collector_paused():
         found = find_damage(cursor, room_id, subject)
     if found is None:
         return None

@@ -27,7 +27,7 @@ from state.errors import StateError
 from state.groups.collection import GroupPlace
 from state.groups.compaction import Compression, Need, WrittenRows
 from state.store import full_states, reserve_group_ids
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 
 __all__ = ["RoomCompression", "group_rows"]
 
@@ -145,7 +145,7 @@ class RoomCompression:
     def _read_all(self) -> WrittenRows:
         """Starts a new plan from what is stored now. Returns how many rows that is."""
         self._new, self._ids, self._steps = Compression(), {}, set()
-        with one_view(self._using, is_long=True) as cursor:
+        with read_only_snapshot(self._using, is_long=True) as cursor:
             places, needed, steps = needed_groups(self.room_id, self._using)
             self._highest = places[-1].group if places else 0
             rows = self._take(places, needed, steps, None)
@@ -192,7 +192,7 @@ class RoomCompression:
 
         Adds the latter to the plan.
         """
-        with one_view(self._using, is_long=True):
+        with read_only_snapshot(self._using, is_long=True):
             places, needed, steps = needed_groups(self.room_id, self._using)
             live = _live(places, needed)
             standing = set(self._ids.values())

@@ -13,24 +13,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from events.notifier.routing import Concern, Kind, followed
-from events.notifier.stream_cache import At, HotStream, Lane
-from events.notifier.waiters import HotWaiter, HotWaiters
+from events.notifier.routing import Concern, Target, followed
+from events.notifier.stream_cache import At, StreamCache, WriterChanges
+from events.notifier.waiters import RoutedWaiter, RoutedWaiters
 from streams.core.cache_store import MISSING, CacheStore, Ticket
 from streams.core.tokens import VectorToken
 
-__all__ = ["ROOMS_PER_USER", "HotFigures", "HotMemory", "Look", "Read", "rooms_of_users"]
+__all__ = ["ROOMS_PER_USER", "Look", "NotifierCache", "NotifierFigures", "Read", "rooms_of_users"]
 
 #: The number of rooms kept for all users together is this, times the number of users that may be remembered.
 ROOMS_PER_USER = 100
 #: Streams whose rows about a user make the remembered rooms of that user outdated.
 _ABOUT_MEMBERSHIPS = ("events", "caches")
 #: The rows that were read of a lane.
-Read = tuple[HotStream, Lane, Sequence[Any]]
+Read = tuple[StreamCache, WriterChanges, Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class HotFigures:
+class NotifierFigures:
     """The size of a process's memory, and counts: ``woken``, ``refused``, and the reasons why memory was cleared or replaced."""
 
     waiting: int
@@ -63,15 +63,15 @@ def rooms_of_users(most_users: int) -> CacheStore:
     return CacheStore(most_users * ROOMS_PER_USER, lambda rooms: max(ROOMS_PER_USER, len(rooms)))
 
 
-class HotMemory:
+class NotifierCache:
     """The memory of a process. Every method takes the lock itself."""
 
     def __init__(self, limit: int, waiter_limit: int) -> None:
         self.is_kept = False
-        self.streams: Mapping[str, HotStream] = {}
+        self.streams: Mapping[str, StreamCache] = {}
         self._lock = threading.Lock()
         self._rooms = rooms_of_users(limit)
-        self._waiters = HotWaiters(waiter_limit)
+        self._waiters = RoutedWaiters(waiter_limit)
         self._counts: Counter[str] = Counter()
 
     # --- answers ----------------------------------------------------------------------------------------------------
@@ -93,8 +93,8 @@ class HotMemory:
             rooms = self._rooms.get((user_id,))
             if rooms is MISSING:
                 return events.token, self._rooms.begin((user_id,))
-            changed = events.changes[Kind.ROOM].changed_among(rooms, since)
-            moved = events.changes[Kind.USER].may_have_changed(user_id, since)
+            changed = events.changes[Target.ROOM].changed_among(rooms, since)
+            moved = events.changes[Target.USER].may_have_changed(user_id, since)
             return Look(events.token, rooms, changed, moved)
 
     def keep_rooms(self, ticket: Ticket, rooms: frozenset[str] | None) -> None:
@@ -105,7 +105,7 @@ class HotMemory:
             else:
                 self._rooms.finish(ticket, rooms)
 
-    def changed(self, name: str, kind: Kind, since: VectorToken) -> frozenset[str] | None:
+    def changed(self, name: str, kind: Target, since: VectorToken) -> frozenset[str] | None:
         """Returns the entities of a kind that rows of the stream concerned since the token; None if it is not known."""
         with self._lock:
             stream = self.streams.get(name)
@@ -116,11 +116,11 @@ class HotMemory:
         with self._lock:
             return [name for name in names if self._may_concern(name, user_id, rooms, since.get(name))]
 
-    def figures(self) -> HotFigures:
+    def figures(self) -> NotifierFigures:
         """Returns how much is remembered, how many callers wait, and counts."""
         with self._lock:
             entries = {name: sum(map(len, stream.changes.values())) for name, stream in self.streams.items()}
-            return HotFigures(len(self._waiters), len(self._rooms), entries, Counter(self._counts))
+            return NotifierFigures(len(self._waiters), len(self._rooms), entries, Counter(self._counts))
 
     def _may_concern(self, name: str, user_id: str, rooms: frozenset[str], at: At | None) -> bool:
         stream = self.streams.get(name)
@@ -129,11 +129,11 @@ class HotMemory:
         since = at.token
         if stream.token == since:
             return False
-        if stream.changes[Kind.USER].may_have_changed(user_id, since):
+        if stream.changes[Target.USER].may_have_changed(user_id, since):
             return True
-        if stream.changes[Kind.ROOM].changed_among(rooms, since) != frozenset():
+        if stream.changes[Target.ROOM].changed_among(rooms, since) != frozenset():
             return True
-        contacts = stream.changes[Kind.CONTACT].changed_since(since)
+        contacts = stream.changes[Target.CONTACT].changed_since(since)
         return contacts is None or any(self._may_share(user_id, rooms, other) for other in contacts)
 
     def _may_share(self, user_id: str, rooms: frozenset[str], other: str) -> bool:
@@ -144,7 +144,7 @@ class HotMemory:
 
     # --- those who wait ---------------------------------------------------------------------------------------------
 
-    def wait(self, waiter: HotWaiter, since: Mapping[str, At]) -> bool | None:
+    def wait(self, waiter: RoutedWaiter, since: Mapping[str, At]) -> bool | None:
         """Registers a waiter and returns true. Returns false, without registering, if something may concern it already.
 
         ``since`` has the positions that the waiter knows. Returns None if too many wait. While nothing is remembered, the
@@ -162,12 +162,12 @@ class HotMemory:
             self._counts["refused"] += 1
             return None
 
-    def leave(self, waiter: HotWaiter) -> bool:
+    def leave(self, waiter: RoutedWaiter) -> bool:
         """Removes a waiter. Returns false if it was woken before."""
         with self._lock:
             return self._waiters.leave(waiter)
 
-    def everybody(self) -> list[HotWaiter]:
+    def everybody(self) -> list[RoutedWaiter]:
         """Removes and returns all waiters."""
         with self._lock:
             return self._waiters.take_all()
@@ -192,7 +192,7 @@ class HotMemory:
             self.streams = {}
             self._rooms.drop_all()
 
-    def begin(self, streams: Mapping[str, HotStream]) -> list[HotWaiter]:
+    def begin(self, streams: Mapping[str, StreamCache]) -> list[RoutedWaiter]:
         """Fills the memory. Removes and returns all waiters, which have to ask again."""
         with self._lock:
             self.streams = dict(streams)
@@ -200,7 +200,7 @@ class HotMemory:
             self.is_kept = True
             return self._waiters.take_all()
 
-    def replace(self, stream: HotStream) -> list[HotWaiter]:
+    def replace(self, stream: StreamCache) -> list[RoutedWaiter]:
         """Replaces the memory of one stream. Removes and returns all waiters, which have to ask again."""
         with self._lock:
             self.streams = {**self.streams, stream.name: stream}
@@ -223,7 +223,7 @@ class HotMemory:
 
     def remember(
         self, read: Sequence[Read], announced: Mapping[tuple[str, str], int], met: Mapping[str, frozenset[str]] | None
-    ) -> list[HotWaiter]:
+    ) -> list[RoutedWaiter]:
         """Adds rows, then raises the positions shown. Removes and returns the waiters that the rows concern.
 
         ``announced`` has (stream, writer) -> position, for positions whose rows are among these or were added before.
@@ -248,17 +248,17 @@ class HotMemory:
                 if (stream := self.streams.get(name)) is not None:
                     stream.advance(())
 
-    def _take_in(self, stream: HotStream, rows: Sequence[Any]) -> set[Concern]:
+    def _take_in(self, stream: StreamCache, rows: Sequence[Any]) -> set[Concern]:
         found = {concern for row in rows for concern in stream.note(row.writer, row.token, row.row)}
         if stream.name in _ABOUT_MEMBERSHIPS:
             for kind, entity in found:
-                if kind is Kind.USER:
+                if kind is Target.USER:
                     self._rooms.drop((entity,))
         return found
 
-    def _concerned(self, concerns: set[Concern], met: Mapping[str, frozenset[str]] | None) -> list[HotWaiter]:
-        users = {entity for kind, entity in concerns if kind is not Kind.ROOM}
-        rooms = {entity for kind, entity in concerns if kind is Kind.ROOM}
+    def _concerned(self, concerns: set[Concern], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
+        users = {entity for kind, entity in concerns if kind is not Target.ROOM}
+        rooms = {entity for kind, entity in concerns if kind is Target.ROOM}
         # None: a caller began to wait after it was decided not to read the rooms. All are woken then.
         taken = (
             self._waiters.take_all() if met is None else self._waiters.take_concerned(users, rooms.union(*met.values()))

@@ -1,6 +1,6 @@
 """Feeds the memory of a process with the rows of the streams, before positions that cover them are shown.
 
-There is one ``HotFeed`` for each process and database alias, started by the first question. Its thread receives
+There is one ``NotifierFeed`` for each process and database alias, started by the first question. Its thread receives
 notifications, reads the rows that they announce from the tables, and only then raises the position shown
 (``events.notifier.cache``). Own facts are fed as soon as this process knows that they are complete: by the next question
 or by that thread, whichever is first. Anything else that moves a position in this process has the memory fed before
@@ -20,12 +20,12 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from events.errors import TooManyWaiters
-from events.notifier.cache import HotFigures, HotMemory, Look, Read
+from events.notifier.cache import Look, NotifierCache, NotifierFigures, Read
 from events.notifier.joined_rooms import joined_rooms, rooms_of_users
-from events.notifier.routing import Kind, concerns_of, followed, rule_of
+from events.notifier.routing import Target, concerns_of, followed, rule_of
 from events.notifier.rows import TooFarBehind, lane_rows, lanes_of, newest_rows
-from events.notifier.stream_cache import At, HotStream
-from events.notifier.waiters import HotWaiter
+from events.notifier.stream_cache import At, StreamCache
+from events.notifier.waiters import RoutedWaiter
 from streams import registry
 from streams.conf import stream_settings
 from streams.core.positions import RETIRED, linear_position
@@ -34,14 +34,14 @@ from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.reading import cache_feed
 from streams.reading.cache_feed import Shown
-from streams.reading.pokes import Poke, PokeListener
+from streams.reading.pokes import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
 from streams.waiting.waking import wake_all
 from streams.writing.process import current_writer
 
-__all__ = ["HotFeed"]
+__all__ = ["NotifierFeed"]
 
 log = get_logger(__name__)
 START_SECONDS = 10.0
@@ -54,8 +54,8 @@ class _Restored(Exception):
     """A stored position that is lower than one that was known: the database was restored."""
 
 
-class _Listener(PokeListener):
-    def __init__(self, feed: HotFeed, using: str) -> None:
+class _Listener(PositionListener):
+    def __init__(self, feed: NotifierFeed, using: str) -> None:
         super().__init__(feed.heard, using, "hot")
         self._feed = feed
 
@@ -69,14 +69,14 @@ class _Listener(PokeListener):
             self._feed.heard([])
 
 
-class HotFeed:
+class NotifierFeed:
     """The memory of one process on one database, and the thread that feeds it."""
 
     def __init__(self, using: str) -> None:
         self.using = using
         settings = stream_settings()
         self._limit = settings.hot_entries
-        self.memory = HotMemory(settings.hot_entries, settings.hot_waiter_limit)
+        self.memory = NotifierCache(settings.hot_entries, settings.hot_waiter_limit)
         # Held while rows are read, so that they are added in order. Questions wait for it only to feed own facts.
         self._feeding = threading.RLock()
         self._asking = threading.Lock()
@@ -143,7 +143,7 @@ class HotFeed:
                 self.memory.keep_rooms(ticket, rooms)
         return self._ask_the_tables(user_id)
 
-    def changed(self, stream: str, kind: Kind, since: VectorToken) -> frozenset[str] | None:
+    def changed(self, stream: str, kind: Target, since: VectorToken) -> frozenset[str] | None:
         """Returns the entities of a kind that rows of the stream concerned since the token; None if it is not known."""
         return self.memory.changed(stream, kind, since)
 
@@ -151,7 +151,7 @@ class HotFeed:
         """Returns those of the streams that may have something for the user that these positions do not cover."""
         return self.memory.concerns(user_id, self.ask(user_id, VectorToken(0)).rooms, since, names)
 
-    def figures(self) -> HotFigures:
+    def figures(self) -> NotifierFigures:
         """Returns how much is remembered, how many callers wait, and counts."""
         return self.memory.figures()
 
@@ -191,12 +191,12 @@ class HotFeed:
 
     # --- those who wait ---------------------------------------------------------------------------------------------
 
-    def wait(self, user_id: str, since: Mapping[str, At], signal: Any) -> HotWaiter | None:
+    def wait(self, user_id: str, since: Mapping[str, At], signal: Any) -> RoutedWaiter | None:
         """Registers a caller that waits for something that these positions do not cover; None: there may be something already.
 
         ``signal`` is woken by ``wake_all``. Raises ``TooManyWaiters``.
         """
-        waiter = HotWaiter(user_id, self.ask(user_id, VectorToken(0)).rooms, signal)
+        waiter = RoutedWaiter(user_id, self.ask(user_id, VectorToken(0)).rooms, signal)
         waits = self.memory.wait(waiter, since)
         if waits is None:
             raise TooManyWaiters(
@@ -205,7 +205,7 @@ class HotFeed:
             )
         return waiter if waits else None
 
-    def leave(self, waiter: HotWaiter) -> bool:
+    def leave(self, waiter: RoutedWaiter) -> bool:
         """Removes a waiting caller. Returns false if it was woken before."""
         return self.memory.leave(waiter)
 
@@ -219,7 +219,7 @@ class HotFeed:
         """Has the listener's thread feed facts that this process has completed itself."""
         self._listener.nudge()
 
-    def heard(self, pokes: Sequence[Poke]) -> None:
+    def heard(self, pokes: Sequence[PositionNotification]) -> None:
         """Feeds what these notifications announce, before their positions are shown.
 
         An empty list means to look at all stored positions. Called in the listener's thread, and in threads that move
@@ -284,10 +284,10 @@ class HotFeed:
         found = self._stored(cursor, names)
         wake_all(self.memory.begin({name: self._begun_stream(cursor, name, found.get(name, {})) for name in names}))
 
-    def _begun_stream(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> HotStream:
+    def _begun_stream(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> StreamCache:
         declaration = registry.get(name).declaration
         generation = max((at.generation for at in stored.values()), default=0) if declaration.in_memory else None
-        stream = HotStream(name, rule_of(name), self._limit, generation)
+        stream = StreamCache(name, rule_of(name), self._limit, generation)
         stream.base = linear_position(stored.values(), declaration.empty_position)
         stream.positions = _of_active(stored)
         stream.fed = lanes_of(declaration, stored)
@@ -297,7 +297,7 @@ class HotFeed:
             stream.note(row.writer, row.token, row.row)
         return stream
 
-    def _feed_pokes(self, cursor: Any, pokes: Sequence[Poke]) -> None:
+    def _feed_pokes(self, cursor: Any, pokes: Sequence[PositionNotification]) -> None:
         look: set[str] = set()
         reaches: Reaches = {}
         for poke in pokes:
@@ -388,7 +388,7 @@ class HotFeed:
     def _rooms_of_contacts(self, cursor: Any, read: Sequence[Read]) -> Mapping[str, frozenset[str]] | None:
         """Returns the rooms of each contact that the rows concern; None if no caller waits, so that they are not needed."""
         concerns = [c for stream, _, rows in read for row in rows for c in stream.concerns(row.row)]
-        contacts = {entity for kind, entity in concerns if kind is Kind.CONTACT}
+        contacts = {entity for kind, entity in concerns if kind is Target.CONTACT}
         if not contacts:
             return {}
         return rooms_of_users(cursor, contacts) if self.memory.waiting else None

@@ -22,15 +22,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from events.arguments import can_be_stored
-from events.notifier.cache import HotFigures, Look
-from events.notifier.feed import HotFeed
-from events.notifier.routing import Kind
+from events.notifier.cache import Look, NotifierFigures
+from events.notifier.feed import NotifierFeed
+from events.notifier.routing import Target
 from events.notifier.stream_cache import At
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.reading import cache_feed
-from streams.reading.pokes import Poke
+from streams.reading.pokes import PositionNotification
 from streams.runtime.logs import get_logger
 from streams.writing import process, writer
 
@@ -88,7 +88,7 @@ def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str |
     """
     feed = _feed(using)
     feed.positions()  # feeds own facts
-    changed = feed.changed("events", Kind.ROOM, since)
+    changed = feed.changed("events", Target.ROOM, since)
     return None if changed is None else changed & frozenset(rooms)
 
 
@@ -101,7 +101,7 @@ def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str]
     """Returns the users whose membership of any room may have changed since a position of ``events``; None: any user."""
     feed = _feed(using)
     feed.positions()  # feeds own facts
-    return feed.changed("events", Kind.USER, since)
+    return feed.changed("events", Target.USER, since)
 
 
 def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
@@ -154,7 +154,7 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
     return True
 
 
-def figures(using: str | None = None) -> HotFigures | None:
+def figures(using: str | None = None) -> NotifierFigures | None:
     """Returns how much this process remembers, how many callers wait, and counts; None before the first question."""
     feed = _feeds.get(using or stream_settings().database)
     return None if feed is None else feed.figures()
@@ -168,22 +168,22 @@ def waiting(using: str | None = None) -> int:
 
 # --- one feed per database ------------------------------------------------------------------------------------------
 
-_feeds: dict[str, HotFeed] = {}
+_feeds: dict[str, NotifierFeed] = {}
 _guard = threading.Lock()
 
 
-def _feed(using: str | None) -> HotFeed:
+def _feed(using: str | None) -> NotifierFeed:
     alias = using or stream_settings().database
     feed = _feeds.get(alias)
     return feed if feed is not None else _begin(alias)
 
 
-def _begin(alias: str) -> HotFeed:
+def _begin(alias: str) -> NotifierFeed:
     with _guard:
         found = _feeds.get(alias)
         if found is not None:
             return found
-        feed = HotFeed(alias)
+        feed = NotifierFeed(alias)
         if not feed.start():
             feed.stop()
             raise driver.OperationalError(
@@ -210,7 +210,7 @@ def _own_moved(using: str) -> None:
         feed.own_moved()
 
 
-def _before_advance(using: str, pokes: Sequence[Poke]) -> None:
+def _before_advance(using: str, pokes: Sequence[PositionNotification]) -> None:
     feed = _feeds.get(using)
     if feed is None or not feed.is_hearing:  # an empty memory gives no wrong answer, and its own thread fills it
         return

@@ -20,18 +20,18 @@ __all__ = [
     "RESYNC_USER",
     "Concern",
     "Concerns",
-    "Kind",
+    "Target",
     "concerns_of",
     "contact_in",
     "followed",
     "room_in",
+    "route_stream",
     "rule_of",
-    "say_concerns",
     "user_in",
 ]
 
 
-class Kind(Enum):
+class Target(Enum):
     """The type of an entity."""
 
     ROOM = "room"
@@ -39,7 +39,7 @@ class Kind(Enum):
     CONTACT = "contact"
 
 
-Concern = tuple[Kind, str]
+Concern = tuple[Target, str]
 #: A rule: from a row in its wire form to the entities that it concerns.
 Concerns = Callable[[Any], Iterable[Concern]]
 
@@ -65,27 +65,27 @@ def _of_events(row: Any) -> Iterable[Concern]:
     """
     kind, values = row
     if kind == "ev":
-        yield Kind.ROOM, values[1]
+        yield Target.ROOM, values[1]
         if values[2] == _MEMBER and values[3]:
-            yield Kind.USER, values[3]
+            yield Target.USER, values[3]
     else:
-        yield Kind.ROOM, values[0]
+        yield Target.ROOM, values[0]
         if values[1] == _MEMBER and values[2]:
-            yield Kind.USER, values[2]
+            yield Target.USER, values[2]
 
 
 def _of_caches(row: Any) -> Iterable[Concern]:
     """Yields users who need a full answer, and users whose membership changed, with or without an event."""
     if row[0] == RESYNC_USER:
-        yield from ((Kind.USER, user) for user in row[1] or ())
+        yield from ((Target.USER, user) for user in row[1] or ())
     elif row[0] == ROOM_STATE:
-        yield from ((Kind.USER, user) for user in (row[1] or ())[1:])  # the first key is the room
+        yield from ((Target.USER, user) for user in (row[1] or ())[1:])  # the first key is the room
 
 
-def _by_place(kind: Kind, place: int) -> Concerns:
+def _by_place(kind: Target, place: int) -> Concerns:
     def concerns(row: Sequence[Any]) -> Iterable[Concern]:
         entity = row[place]
-        if isinstance(entity, str) and (kind is Kind.ROOM or entity.startswith("@")):
+        if isinstance(entity, str) and (kind is Target.ROOM or entity.startswith("@")):
             yield kind, entity
 
     return concerns
@@ -93,12 +93,12 @@ def _by_place(kind: Kind, place: int) -> Concerns:
 
 def room_in(place: int) -> Concerns:
     """Returns the rule for rows that have a room ID at an index."""
-    return _by_place(Kind.ROOM, place)
+    return _by_place(Target.ROOM, place)
 
 
 def user_in(place: int) -> Concerns:
     """Returns the rule for rows that have a user ID at an index. A value that is no user ID, such as a server, is ignored."""
-    return _by_place(Kind.USER, place)
+    return _by_place(Target.USER, place)
 
 
 def contact_in(place: int) -> Concerns:
@@ -106,7 +106,7 @@ def contact_in(place: int) -> Concerns:
 
     A value that is no user ID is ignored.
     """
-    return _by_place(Kind.CONTACT, place)
+    return _by_place(Target.CONTACT, place)
 
 
 _PLAIN: Mapping[str, Concerns] = MappingProxyType(
@@ -144,7 +144,7 @@ def followed() -> tuple[str, ...]:
     return tuple(_rules)
 
 
-def say_concerns(stream: str, concerns: Concerns) -> None:
+def route_stream(stream: str, concerns: Concerns) -> None:
     """Registers the rule of a site's own stream. Raises ``ValueError`` if the stream has one already."""
     if stream in _rules:
         raise ValueError(f"Stream {stream!r} has said already whom its rows concern; say it once.")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from events.notifier.stream_cache import ONE_LANE, Lane
+from events.notifier.stream_cache import ONE_LANE, WriterChanges
 from streams.core.declaration import FactTable, StreamDeclaration
 from streams.core.positions import linear_position
 from streams.core.queries import FactRow, column_sql, order_sql, row_of, token_sql
@@ -42,7 +42,7 @@ def lanes_of(declaration: StreamDeclaration, stored: Mapping[str, StoredPosition
     return {writer: at.position for writer, at in stored.items()}
 
 
-def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: Lane) -> list[FactRow]:
+def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: WriterChanges) -> list[FactRow]:
     """Returns all rows of a lane in ascending order.
 
     Raises ``TooFarBehind``, and for a trimmable stream ``ResyncNeeded`` if some rows were trimmed.

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from events.notifier.change_index import LastChanges
-from events.notifier.routing import Concern, Concerns, Kind
+from events.notifier.routing import Concern, Concerns, Target
 from streams.core.tokens import VectorToken
 
-__all__ = ["ONE_LANE", "At", "HotStream", "Lane"]
+__all__ = ["ONE_LANE", "At", "StreamCache", "WriterChanges"]
 
 #: The only lane of a stream that is read in the order of its IDs, for all writers together.
 ONE_LANE = ""
@@ -31,7 +31,7 @@ class At(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class WriterChanges:
     """A range of rows to read: of a writer (``ONE_LANE``: of all), with ``after < position <= upto``."""
 
     stream: str
@@ -41,7 +41,7 @@ class Lane:
 
 
 @dataclass(slots=True)
-class HotStream:
+class StreamCache:
     """The memory of one stream."""
 
     name: str
@@ -53,7 +53,7 @@ class HotStream:
     positions: dict[str, int] = field(default_factory=dict)
     """Known positions of the writers that take part in the linear position."""
     fed: dict[str, int] = field(default_factory=dict)
-    changes: dict[Kind, LastChanges] = field(default_factory=dict)
+    changes: dict[Target, LastChanges] = field(default_factory=dict)
     token: VectorToken = field(default_factory=lambda: VectorToken(0))
 
     @property
@@ -68,7 +68,7 @@ class HotStream:
 
     def begin(self, floors: Mapping[str, int]) -> None:
         """Starts with what is fed up to ``fed``. Changes above the floors are then added by ``note``."""
-        self.changes = {kind: LastChanges(self.limit, floors) for kind in Kind}
+        self.changes = {kind: LastChanges(self.limit, floors) for kind in Target}
         self._show()
 
     def note(self, writer: str, position: int, row: Any) -> list[Concern]:
@@ -84,12 +84,12 @@ class HotStream:
         """Returns true if the writer takes part in the linear position."""
         return writer in self.positions
 
-    def lane(self, writer: str, upto: int) -> Lane | None:
+    def lane(self, writer: str, upto: int) -> WriterChanges | None:
         """Returns the rows to read before a position of the writer may be shown; None if there are none."""
         after = self.fed.get(writer, self.base)
-        return Lane(self.name, writer, after, upto) if upto > after else None
+        return WriterChanges(self.name, writer, after, upto) if upto > after else None
 
-    def advance(self, lanes: Iterable[Lane]) -> None:
+    def advance(self, lanes: Iterable[WriterChanges]) -> None:
         """Records that the rows of these lanes were fed, and raises the position shown.
 
         Without lanes, it only shows positions that were announced or learned since.

@@ -15,11 +15,11 @@ from typing import Any
 
 from streams.waiting.waiters import Waiters
 
-__all__ = ["HotWaiter", "HotWaiters"]
+__all__ = ["RoutedWaiter", "RoutedWaiters"]
 
 
 @dataclass(slots=True, eq=False)
-class HotWaiter:
+class RoutedWaiter:
     """A caller that waits. ``rooms`` are those that the user is joined to, ``wake`` is the caller's event or future."""
 
     user_id: str
@@ -27,18 +27,18 @@ class HotWaiter:
     wake: Any
 
 
-class HotWaiters(Waiters[HotWaiter, str]):
+class RoutedWaiters(Waiters[RoutedWaiter, str]):
     """All waiting callers of a process, by user."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(lambda waiter: (waiter.user_id, 0))
         self.limit = limit
 
-    def add(self, waiter: HotWaiter) -> bool:
+    def add(self, waiter: RoutedWaiter) -> bool:
         """Adds a waiter. Returns false if ``limit`` of them wait already."""
         return len(self) < self.limit and super().add(waiter)
 
-    def take_concerned(self, users: Collection[str], rooms: AbstractSet[str]) -> list[HotWaiter]:
+    def take_concerned(self, users: Collection[str], rooms: AbstractSet[str]) -> list[RoutedWaiter]:
         """Removes and returns the waiters that a change of these users or rooms concerns."""
         found = [waiter for user in users for waiter in self.take(user)]
         if rooms:

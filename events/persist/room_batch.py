@@ -22,7 +22,7 @@ from events.persist.closing_cycles import closing_a_cycle
 from events.persist.lock_and_read import RoomReading
 from events.persist.room_cache import StoredEvents, StoredRoom
 from events.room.event_auth import PRUNED_TYPES
-from events.room.extremities import EventArrivals
+from events.room.extremities import EventExtremityTracker
 from events.room.graph import causal_order, is_accepted
 from events.room.state_assignment import CYCLE, RoomStates, is_create
 from events.visibility.ranges import Step, StoredRanges, VisibilityRanges, VisibilityRow, open_ranges, wide_ranges
@@ -342,7 +342,7 @@ class RoomBatch:
         changes, states = self.changes, self.states
         freed = () if self.freed is None and changes.filled.events else self.freed  # what is filled may be reached now
         leaves = self.stored.leaves_below([*old, *live], states, changes.filled.rejected, freed)
-        arrivals = EventArrivals(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
+        arrivals = EventExtremityTracker(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
         self._line_before = known
@@ -364,7 +364,7 @@ class RoomBatch:
         self._finish(arrivals, known, steps, len(live))
         return steps
 
-    def _finish(self, arrivals: EventArrivals, known: int | None, steps: list[Step], live: int) -> None:
+    def _finish(self, arrivals: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
         """The current state and the leaves after all events; ``live`` of them are, behind the backfilled ones."""
         changes = self.changes
         current = arrivals.finish()

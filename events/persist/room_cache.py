@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.persist.lock_and_read import EventFacts, GroupFacts, RoomReading
-from events.room.extremities import Leaves
+from events.room.extremities import ForwardExtremities
 from events.room.graph import Node
 from events.room.state_assignment import RoomStates, Stored
 from events.stored_states import parsed_events
@@ -337,7 +337,7 @@ class StoredRoom:
         states: RoomStates,
         rejected: Collection[str] = (),
         freed: Collection[str] | None = None,
-    ) -> Leaves[str]:
+    ) -> ForwardExtremities[str]:
         """The leaves that a batch of events of the graph, whose states are assigned, arrives at.
 
         ``rejected`` are stored events that turn out to be. ``freed`` is given when stored events have left the graph or come
@@ -349,7 +349,7 @@ class StoredRoom:
 
 
 class _StoredLeaves:
-    """What ``Leaves`` has to know of stored events: found upwards from the leaves, so it costs what stands on these."""
+    """The stored events that ``ForwardExtremities`` needs, found upwards from the forward extremities."""
 
     def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
         self._room, self._own, self._states, self._rejected = room, own, states, rejected
@@ -359,7 +359,9 @@ class _StoredLeaves:
         """Events to be looked through, by whether backfilled ones are."""
         reached: set[str] = set()
         self._reached_by: dict[str, Sequence[str]] = {}
-        self.leaves = Leaves(room.leaves, reached, self._find, live=self._begins_live, reaches=self._reaches)
+        self.leaves = ForwardExtremities(
+            room.leaves, reached, self._find, live=self._begins_live, reaches=self._reaches
+        )
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 

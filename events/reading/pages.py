@@ -14,7 +14,7 @@ from typing import Any
 from django.db import connections
 
 from events.arguments import can_be_stored, checked_ids, checked_limit
-from events.errors import BadQuestion, NotReadable, UnknownEvent, UnknownRoom
+from events.errors import InvalidQuery, NotReadable, UnknownEvent, UnknownRoom
 from events.models import Event, Room
 from events.reading.event_json import ServedEvent, served
 from events.reading.page_sql import FOR_NOBODY, FOR_USER, FROM_LEAVE, LARGEST, ROWS_READ
@@ -26,7 +26,7 @@ from events.visibility.explain import Explanation, explain_visibility
 from events.visibility.predicate_sql import ACCESS_ROWS, pruned, sees
 from events.visibility.rule import Rule
 from state.groups.filters import EVERYTHING, StateFilter
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 
 __all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]
 
@@ -89,10 +89,10 @@ def timeline(
     Without ``user_id`` the page is not filtered, except for outliers, rejected and soft-failed events. A user who left
     sees nothing after their leave, and reading back begins at the leave. Events deeper than the leave, on another branch
     of the graph, are skipped. ``after=OLDEST`` begins at the start of the room. Tokens of pages, events and syncs are
-    accepted. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and ``BadQuestion``.
+    accepted. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and ``InvalidQuery``.
     """
     if before is not None and after is not None:
-        raise BadQuestion("Give before (going back) or after (going on), not both.")
+        raise InvalidQuery("Give before (going back) or after (going on), not both.")
     start = start_of(before if after is None else after, back=after is None, using=using)
     query = FROM_LEAVE if start.back else FOR_USER[False]
     return _page(room_id, user_id, checked_limit(limit, PAGE_LIMIT), start, using, query)
@@ -106,7 +106,7 @@ def events_around(
     Raises ``UnknownEvent`` also for an event that the user does not see, so that the error does not reveal that it exists.
     """
     half = checked_limit(limit, PAGE_LIMIT) // 2
-    with one_view(using):
+    with read_only_snapshot(using):
         event = visible_to(user_id, [event_id], using).get(event_id)
         if event is None:
             raise UnknownEvent(f"There is no event {event_id!r:.300} that {user_id:.300} sees.")
@@ -126,12 +126,12 @@ def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -
     """Returns those of the events that the user sees, by ID, in the order given. They may be of any rooms.
 
     Unknown events, hidden events, and events in rooms that the user may not read are left out alike. Raises
-    ``BadQuestion`` for more than ``IDS_LIMIT`` events.
+    ``InvalidQuery`` for more than ``IDS_LIMIT`` events.
     """
     wanted = checked_ids(event_ids, IDS_LIMIT)
     found: dict[str, ServedEvent] = {}
     if can_be_stored(user_id):
-        with one_view(using):
+        with read_only_snapshot(using):
             found = _seen_of(user_id, wanted, using)
     return {event_id: found[event_id] for event_id in wanted if event_id in found}
 

@@ -62,7 +62,7 @@ def states_at(
 ) -> Iterator[StateAt | UnknownEvent | StateUnresolved]:
     """Yields for each event, in the order given, the answer or the reason why there is none. Events may be of any rooms.
 
-    Raises ``BadQuestion`` for an ID that is not a string.
+    Raises ``InvalidQuery`` for an ID that is not a string.
     """
     rest = iter(event_ids)
     while asked := list(islice(rest, _EVENTS_PER_ROUND)):

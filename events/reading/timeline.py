@@ -51,7 +51,7 @@ def timeline(
 ) -> Sequence[TimelineEntry]:
     """Returns at most ``limit`` accepted events of a room, newest first by (topological, stream), below the token ``before``.
 
-    Outliers, rejected and soft-failed events are left out. Raises ``UnknownRoom``, ``BadToken`` and ``BadQuestion``.
+    Outliers, rejected and soft-failed events are left out. Raises ``UnknownRoom``, ``BadToken`` and ``InvalidQuery``.
     """
     limit = checked_limit(limit, _MOST_ENTRIES)
     topological, stream = timeline_place(before)

@@ -27,7 +27,7 @@ __all__ = [
     "PRUNED_TYPES",
     "REFUSED_BY_AUTH_EVENTS",
     "REFUSED_BY_STATE",
-    "Judge",
+    "EventAuthorizer",
     "as_let_through",
     "is_asked_by_sender",
     "is_third_party_invite",
@@ -64,7 +64,7 @@ def as_let_through(event: ParsedEvent, server: str) -> ParsedEvent:
     return replace(event, soft_failure_given=True)
 
 
-class Judge:
+class EventAuthorizer:
     """Event auth for the events of one room.
 
     ``events`` are the known events, each with its verdict once it has one. With ``trusting`` an event without auth events

@@ -1,9 +1,9 @@
 """Forward extremities, current state and soft failure, while events arrive one by one (pure).
 
 Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events they
-refer to stay forward extremities until an accepted live event reaches them. ``Leaves`` is the only implementation of that
-rule. Live events, imports, rebuilds and checks all use it. A whole history and the next batch of a stored room run the same
-code. A batch begins with the room's forward extremities.
+refer to stay forward extremities until an accepted live event reaches them. ``ForwardExtremities`` is the only
+implementation of that rule. Live events, imports, rebuilds and checks all use it. A whole history and the next batch of a
+stored room run the same code. A batch begins with the room's forward extremities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from events.room.graph import Id, Node, is_accepted
 from events.room.state_assignment import RoomStates
 from state.rules.auth_selection import State
 
-__all__ = ["Arrivals", "Arriving", "EventArrivals", "GroupsAfter", "Leaves"]
+__all__ = ["Arriving", "EventExtremityTracker", "ExtremityTracker", "ForwardExtremities", "GroupsAfter"]
 
 _MOST_STATES_ON_THE_WAY = 50
 """While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
@@ -40,7 +40,7 @@ class GroupsAfter(Protocol[_Id_contra]):
     def get(self, event_id: _Id_contra, /) -> int | None: ...
 
 
-class Leaves(Generic[Id]):
+class ForwardExtremities(Generic[Id]):
     """The forward extremities of a room while its events arrive one by one.
 
     An event *counts* if it is accepted and live. While a room has no such event, accepted backfilled events count. The
@@ -141,7 +141,7 @@ class Leaves(Generic[Id]):
         return [here[event_id] for event_id in event_ids if event_id in here]
 
 
-class Arrivals(Generic[Id]):
+class ExtremityTracker(Generic[Id]):
     """The forward extremities of a room and the group of its current state while events arrive.
 
     ``current`` is that group, or null if it is not known.
@@ -150,7 +150,7 @@ class Arrivals(Generic[Id]):
     def __init__(
         self,
         states: RoomStates,
-        leaves: Leaves[Id],
+        leaves: ForwardExtremities[Id],
         here: MutableSet[Id],
         after: GroupsAfter[Id],
         fails: Callable[[Arriving[Id], State], bool],
@@ -215,10 +215,10 @@ class Arrivals(Generic[Id]):
         return ground is not None and self._fails(event, self._states.state(ground))
 
 
-class EventArrivals(Arrivals[str]):
+class EventExtremityTracker(ExtremityTracker[str]):
     """The same for events by their IDs."""
 
-    def __init__(self, states: RoomStates, leaves: Leaves[str], here: Iterable[str] = ()) -> None:
+    def __init__(self, states: RoomStates, leaves: ForwardExtremities[str], here: Iterable[str] = ()) -> None:
         super().__init__(states, leaves, set(here), states.after, self._judged)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.format.signatures import signed_by
-from events.room.event_auth import Judge
+from events.room.event_auth import EventAuthorizer
 from events.room.graph import causal_order, cycles
 from state.groups.deltas import GroupBuilder, StateKey
 from state.resolution.auth_graph import AuthGraph
@@ -115,7 +115,7 @@ class RoomStates:
         self.before: dict[str, int] = {}
         self.after: dict[str, int] = stored.after if stored is not None else {}
         self.rules = AuthRules(version, signed_by)
-        self.judge = Judge(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
+        self.judge = EventAuthorizer(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
         self.given: dict[str, Mapping[StateKey, str]] = {}
         """States before events as told from outside: used where prev events, or their states, are not here."""
         self.on_given: set[str] = set()

@@ -20,7 +20,7 @@ from events.tokens.positions import read_events_token
 from events.tokens.sync_token import SyncToken
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 
 __all__ = ["MOST_NEW_EVENTS", "events_since"]
 
@@ -41,7 +41,7 @@ def events_since(
     """Returns at most ``limit`` events after ``since``, oldest first, and the token to continue from.
 
     Without ``now``, the notifier (``events.notifier.notifier``) says from memory whether there is anything new. A
-    ``since`` ahead of what this process knows is reduced to that. Raises ``BadQuestion``, ``TokenError`` and
+    ``since`` ahead of what this process knows is reduced to that. Raises ``InvalidQuery``, ``TokenError`` and
     ``EpochChanged``.
     """
     alias = using or stream_settings().database
@@ -66,7 +66,7 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
     user's feed says where to look, if there is one. The result is the same.
     """
     low = span.since or span.now
-    with one_view(using):
+    with read_only_snapshot(using):
         if changed is None:
             memberships = read_memberships(user_id, span.now, low, using)
             rooms = _windows(memberships, span)

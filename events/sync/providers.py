@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from events.notifier.routing import Concerns, Kind, contact_in, room_in, say_concerns, user_in
-from events.sync.shared_rooms import Circle
+from events.notifier.routing import Concerns, Target, contact_in, room_in, route_stream, user_in
+from events.sync.shared_rooms import SharedRooms
 from streams import registry
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
@@ -44,7 +44,7 @@ class Question:
 
     cursor: Any
     user_id: str
-    circle: Circle
+    circle: SharedRooms
     now: VectorToken
     since: VectorToken | None = None
 
@@ -82,7 +82,7 @@ class Provider(Protocol):
     @property
     def stream(self) -> str: ...
     @property
-    def kind(self) -> Kind: ...
+    def kind(self) -> Target: ...
     def changes(self, question: Question) -> StreamChanges: ...
 
 
@@ -99,7 +99,7 @@ class NewestRows:
     """
 
     stream: str
-    kind: Kind
+    kind: Target
     entity: str
     key: tuple[str, ...]
     value: tuple[str, ...] = ()
@@ -129,9 +129,9 @@ class NewestRows:
             yield json.loads(value) if column.startswith("json:") else value
 
     def _left(self, question: Question) -> Iterable[Key]:
-        if question.since is not None and self.kind is not Kind.USER:
+        if question.since is not None and self.kind is not Target.USER:
             circle = question.circle
-            for entity in circle.rooms_gone if self.kind is Kind.ROOM else circle.users_gone:
+            for entity in circle.rooms_gone if self.kind is Target.ROOM else circle.users_gone:
                 yield (entity,)
 
     def _sql(self, question: Question) -> str:
@@ -152,9 +152,9 @@ class NewestRows:
         )
 
     def _mine(self) -> str:
-        if self.kind is Kind.USER:
+        if self.kind is Target.USER:
             return f"t.{self.entity} = %(user)s"
-        if self.kind is Kind.ROOM:
+        if self.kind is Target.ROOM:
             return f"t.{self.entity} = ANY(%(rooms)s::text[])"
         # The current state may be newer than ``now``. It does not count for ``late`` users, whose membership changed after
         # ``now``: of those, ``late_met`` are contacts.
@@ -166,12 +166,12 @@ class NewestRows:
         )
 
     def _come(self) -> str:
-        return "" if self.kind is Kind.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
+        return "" if self.kind is Target.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
 
     def _parameters(self, question: Question) -> dict[str, Any]:
         circle, since = question.circle, question.since or VectorToken(0)
         # A room or contact gained since: its older rows are new to this client, too.
-        come = circle.rooms_come if self.kind is Kind.ROOM else circle.users_come
+        come = circle.rooms_come if self.kind is Target.ROOM else circle.users_come
         return {
             "user": question.user_id,
             "rooms": list(circle.rooms),
@@ -195,24 +195,26 @@ _PRESENCE = (
     "currently_active",
 )
 _PLAIN: tuple[Provider, ...] = (
-    NewestRows("presence", Kind.CONTACT, "user_id", ("user_id",), _PRESENCE),
-    NewestRows("typing", Kind.ROOM, "room_id", ("room_id",), ("user_ids",), lambda value: not value["user_ids"]),
+    NewestRows("presence", Target.CONTACT, "user_id", ("user_id",), _PRESENCE),
+    NewestRows("typing", Target.ROOM, "room_id", ("room_id",), ("user_ids",), lambda value: not value["user_ids"]),
     NewestRows(
         "receipts",
-        Kind.ROOM,
+        Target.ROOM,
         "room_id",
         ("room_id", "receipt_type", "user_id"),
         ("event_id", "json:data"),
         shown=_is_receipt_for,
     ),
-    NewestRows("push_rules", Kind.USER, "user_id", ("user_id",)),
-    NewestRows("pushers", Kind.USER, "user_id", ("app_id", "pushkey"), ("deleted",), lambda value: value["deleted"]),
-    NewestRows("device_lists", Kind.CONTACT, "entity", ("entity",)),
-    NewestRows("to_device", Kind.USER, "entity", ("entity",)),
-    NewestRows("tag_account_data", Kind.USER, "user_id", ("room_id",), ("json:tags",), lambda value: not value["tags"]),
-    NewestRows("account_data", Kind.USER, "user_id", ("room_id", "data_type")),
-    NewestRows("groups", Kind.USER, "user_id", ("group_id",), ("type", "json:content")),
-    NewestRows("user_signature", Kind.USER, "user_id", ("user_id",)),
+    NewestRows("push_rules", Target.USER, "user_id", ("user_id",)),
+    NewestRows("pushers", Target.USER, "user_id", ("app_id", "pushkey"), ("deleted",), lambda value: value["deleted"]),
+    NewestRows("device_lists", Target.CONTACT, "entity", ("entity",)),
+    NewestRows("to_device", Target.USER, "entity", ("entity",)),
+    NewestRows(
+        "tag_account_data", Target.USER, "user_id", ("room_id",), ("json:tags",), lambda value: not value["tags"]
+    ),
+    NewestRows("account_data", Target.USER, "user_id", ("room_id", "data_type")),
+    NewestRows("groups", Target.USER, "user_id", ("group_id",), ("type", "json:content")),
+    NewestRows("user_signature", Target.USER, "user_id", ("user_id",)),
 )
 _providers: dict[str, Provider] = {provider.stream: provider for provider in _PLAIN}
 
@@ -232,10 +234,10 @@ def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
     declaration = registry.get(provider.stream).declaration
     if concerns is None and isinstance(provider, NewestRows):
         place = [column.name for column in declaration.tables[0].columns].index(provider.entity)
-        concerns = {Kind.ROOM: room_in, Kind.USER: user_in, Kind.CONTACT: contact_in}[provider.kind](place)
+        concerns = {Target.ROOM: room_in, Target.USER: user_in, Target.CONTACT: contact_in}[provider.kind](place)
     if concerns is None:
         raise ValueError(f"Stream {provider.stream!r}: say whom its rows concern, as join_sync(provider, concerns).")
-    say_concerns(provider.stream, concerns)
+    route_stream(provider.stream, concerns)
     _providers[provider.stream] = provider
 
 

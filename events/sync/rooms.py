@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from events.arguments import can_be_stored, checked_limit
-from events.errors import BadQuestion
+from events.errors import InvalidQuery
 from events.format.strict_json import decode_stored
 from events.reading.event_json import ServedEvent, load_events
 from events.sync.answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
@@ -24,7 +24,7 @@ from events.tokens.sync_token import SyncToken
 from events.visibility.access import read_access
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.gc_pause import collector_paused
 
 __all__ = ["MOST_EVENTS", "MOST_ROOMS", "MOST_TOGETHER", "initial_sync", "rooms_since"]
@@ -69,7 +69,7 @@ def initial_sync(
     A page has at most ``rooms`` rooms (``MOST_ROOMS``), each with its last ``events`` visible events (``MOST_EVENTS``).
     ``after`` is ``next_page`` of the page before. All pages show the rooms as of the first page's token, which ``now``
     gives, or else the present. Later facts move no room between pages, and come with the first incremental sync. Raises
-    ``BadQuestion``, ``TokenError`` and ``EpochChanged``.
+    ``InvalidQuery``, ``TokenError`` and ``EpochChanged``.
     """
     alias = using or stream_settings().database
     rooms, events = checked_limit(rooms, MOST_ROOMS), checked_limit(events, MOST_EVENTS)
@@ -82,7 +82,7 @@ def initial_sync(
     upto = read_events_token(now)
     if not can_be_stored(user_id):
         return InitialSync((), (), (), now, None)
-    with one_view(alias), collector_paused():
+    with read_only_snapshot(alias), collector_paused():
         memberships = read_memberships(user_id, upto, None, alias)
         active = _by_activity([room.room_id for room in memberships.of("join")], upto, (place, rooms + 1), alias)
         page = [Window(room_id, LOWEST, upto.highest, whole=True) for room_id, _ in active[:rooms]]
@@ -106,7 +106,7 @@ def rooms_since(
     """Returns what is new in the user's rooms after ``since``: at most ``limit`` events of each room, and the changes of state.
 
     A ``since`` ahead of ``now`` is reduced to it. ``changed_rooms`` is for callers that know that the user's memberships
-    did not change (``events.notifier.notifier``). Then only these joined rooms are read. Raises ``BadQuestion``,
+    did not change (``events.notifier.notifier``). Then only these joined rooms are read. Raises ``InvalidQuery``,
     ``TokenError`` and ``EpochChanged``.
     """
     alias = using or stream_settings().database
@@ -115,7 +115,7 @@ def rooms_since(
     span = Span(now, read_events_token(since, alias).meet(now))
     if not can_be_stored(user_id):
         return RoomsSince(upto=now)
-    with one_view(alias), collector_paused():
+    with read_only_snapshot(alias), collector_paused():
         if changed_rooms is None:
             memberships = read_memberships(user_id, now, span.since, alias)
             windows = Windows(
@@ -145,7 +145,7 @@ def _page(after: object, using: str) -> tuple[int, SyncToken]:
     """Returns the position and the token of the first page, from a page token."""
     found = _PAGE.fullmatch(after) if isinstance(after, str) else None
     if found is None or abs(int(found[1])) >= 2**63:
-        raise BadQuestion(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
+        raise InvalidQuery(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
     return int(found[1]), read_token(found[2], using)
 
 

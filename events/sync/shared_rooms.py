@@ -14,7 +14,7 @@ from typing import Any
 from events.notifier.joined_rooms import joined_rooms, joined_rooms_of
 from streams.core.tokens import VectorToken
 
-__all__ = ["Circle", "Known", "circle_at", "circle_between", "with_late"]
+__all__ = ["Known", "SharedRooms", "circle_at", "circle_between", "with_late"]
 
 _AFTER = """
 d.type = 'm.room.member' AND d.stream_ordering > %(base)s::bigint
@@ -31,7 +31,7 @@ WHERE room_id = ANY(%(moved)s::text[]) AND type = 'm.room.member' AND membership
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
+class SharedRooms:
     """A user's joined rooms at ``now``, with the rooms and contacts gained (``…_come``) and lost (``…_gone``) since a position.
 
     ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not used
@@ -60,14 +60,14 @@ class Known:
     movers: frozenset[str]
 
 
-def circle_at(cursor: Any, user_id: str, now: VectorToken) -> Circle:
+def circle_at(cursor: Any, user_id: str, now: VectorToken) -> SharedRooms:
     """Returns the joined rooms as of one position. Nothing counts as gained or lost."""
-    return Circle(joined_rooms(cursor, user_id, now))
+    return SharedRooms(joined_rooms(cursor, user_id, now))
 
 
 def circle_between(
     cursor: Any, user_id: str, since: VectorToken, now: VectorToken, known: Known | None = None
-) -> Circle:
+) -> SharedRooms:
     """Returns the joined rooms as of ``now``, and the rooms and contacts gained and lost since ``since``.
 
     ``known`` is the answer of the notifier, if it has one. It saves three queries.
@@ -83,10 +83,10 @@ def circle_between(
     # A change of membership need not gain or lose a contact: both may share another room. So compare both positions.
     met_now = frozenset(joined_rooms_of(cursor, perhaps, now, rooms))
     met_then = frozenset(joined_rooms_of(cursor, perhaps, since, then))
-    return Circle(rooms, rooms - then, then - rooms, met_now - met_then, met_then - met_now)
+    return SharedRooms(rooms, rooms - then, then - rooms, met_now - met_then, met_then - met_now)
 
 
-def with_late(cursor: Any, circle: Circle, now: VectorToken) -> Circle:
+def with_late(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
     """Returns the same with ``late`` and ``late_met``: the users whose membership changed after ``now``."""
     cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())

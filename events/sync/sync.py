@@ -28,20 +28,20 @@ from django.db import connections
 
 from events.arguments import can_be_stored, checked_limit
 from events.declarations import EVENTS
-from events.errors import BadQuestion
+from events.errors import InvalidQuery
 from events.notifier import notifier
-from events.notifier.routing import RESYNC_USER, Kind, followed
+from events.notifier.routing import RESYNC_USER, Target, followed
 from events.notifier.stream_cache import At
 from events.sync.answers import RoomsSince
 from events.sync.providers import Question, StreamChanges, answer_of, providers
 from events.sync.rooms import MOST_EVENTS, MOST_ROOMS, initial_sync, rooms_since
-from events.sync.shared_rooms import Circle, Known, circle_at, circle_between, with_late
+from events.sync.shared_rooms import Known, SharedRooms, circle_at, circle_between, with_late
 from events.tokens.positions import read_token, token_text
 from events.tokens.sync_token import SyncToken
 from streams import registry
 from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 from streams.epochs import current_epoch
 from streams.errors import WaitTimedOut
 from streams.reading.rows import stored_positions
@@ -89,7 +89,7 @@ def sync(
 
     Waits up to ``timeout_seconds`` (0 to ``LONGEST_SECONDS``) until there is something. Only a token that is ahead of
     this process may take longer, by up to ``FOLLOW_SECONDS``. ``events`` is the largest number of events in a room's
-    timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``BadQuestion``, ``TokenError``,
+    timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``InvalidQuery``, ``TokenError``,
     ``EpochChanged`` and ``TooManyWaiters``.
     """
     talk = _Talk(user_id, since, timeout_seconds, events, using)
@@ -118,12 +118,12 @@ def resync_user(user_id: str, using: str | None = None) -> int:
     """Makes the next answer to each existing token of the user a full one. Returns the position of the mark.
 
     The mark is a fact of the stream ``caches``. It is appended in the caller's transaction, or in one of its own. Raises
-    ``BadQuestion`` for an invalid user ID.
+    ``InvalidQuery`` for an invalid user ID.
     """
     from streams.models import CacheInvalidation  # noqa: PLC0415 - needs Django's apps to be loaded
 
     if not user_id or not can_be_stored(user_id):
-        raise BadQuestion(f"{user_id!r:.60} is no user ID, so nobody's next answer can be a full one.")
+        raise InvalidQuery(f"{user_id!r:.60} is no user ID, so nobody's next answer can be a full one.")
     return registry.get(_CACHES).append(CacheInvalidation(cache_name=RESYNC_USER, keys=[user_id]), using=using)[0]
 
 
@@ -132,9 +132,9 @@ class _Talk:
 
     def __init__(self, user_id: str, since: str | None, timeout_seconds: float, events: int, using: str | None) -> None:
         if not isinstance(user_id, str) or not user_id or not can_be_stored(user_id):
-            raise BadQuestion(f"{user_id!r:.60} is no user ID.")
+            raise InvalidQuery(f"{user_id!r:.60} is no user ID.")
         if not isinstance(timeout_seconds, int | float) or not 0 <= timeout_seconds <= LONGEST_SECONDS:
-            raise BadQuestion(f"A sync waits 0 to {LONGEST_SECONDS:g} s, not {timeout_seconds!r:.60}.")
+            raise InvalidQuery(f"A sync waits 0 to {LONGEST_SECONDS:g} s, not {timeout_seconds!r:.60}.")
         self._user_id, self._text = user_id, since
         self._events = checked_limit(events, MOST_EVENTS)
         self._using = using or stream_settings().database
@@ -206,7 +206,7 @@ class _Talk:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def _full(self, now: SyncToken) -> SyncAnswer:
-        with one_view(self._using) as cursor:
+        with read_only_snapshot(self._using) as cursor:
             circle = circle_at(cursor, self._user_id, now.parts[EVENTS.name])
             streams = self._streams(cursor, None, now, [n for n in providers() if n in now.parts], circle)
             rooms = self._all_rooms(now)
@@ -228,7 +228,7 @@ class _Talk:
         movers = None if before is None or seen.memberships_changed else notifier.movers_since(before, self._using)
         known = None if movers is None else Known(seen.rooms, movers)
         # ``seen`` and ``movers`` may be newer than ``now``. They only say where to look: every query below ends at ``now``.
-        with one_view(self._using) as cursor:
+        with read_only_snapshot(self._using) as cursor:
             rooms = RoomsSince()
             if before is None:
                 rooms, circle = self._all_rooms(now), circle_at(cursor, self._user_id, upto)
@@ -239,17 +239,17 @@ class _Talk:
             elif seen.memberships_changed:  # after ``now`` was read, so ``seen.rooms`` may be too new
                 circle = circle_at(cursor, self._user_id, upto)
             else:
-                circle = Circle(seen.rooms)
+                circle = SharedRooms(seen.rooms)
             streams = self._streams(cursor, since, now, _asked(news, circle), circle)
             token = token_text(since.followed_by(now), self._using)
         return SyncAnswer(token, False, rooms, streams)
 
     def _streams(
-        self, cursor: Any, since: SyncToken | None, now: SyncToken, asked: Iterable[str], circle: Circle
+        self, cursor: Any, since: SyncToken | None, now: SyncToken, asked: Iterable[str], circle: SharedRooms
     ) -> dict[str, StreamChanges]:
         known, found = providers(), {}
         asked = list(asked)
-        if any(known[name].kind is Kind.CONTACT for name in asked):
+        if any(known[name].kind is Target.CONTACT for name in asked):
             circle = with_late(cursor, circle, now.parts[EVENTS.name])
         for name in asked:
             before = None if since is None else since.of(name)
@@ -268,12 +268,12 @@ class _Talk:
             return bool(marked or trimmed > part.base)
 
 
-def _asked(news: Iterable[str], circle: Circle) -> list[str]:
+def _asked(news: Iterable[str], circle: SharedRooms) -> list[str]:
     """Returns the streams to query: those with news, and those affected because rooms or contacts were gained or lost."""
     come_and_gone = {
-        Kind.ROOM: bool(circle.rooms_come or circle.rooms_gone),
-        Kind.CONTACT: bool(circle.users_come or circle.users_gone),
-        Kind.USER: False,
+        Target.ROOM: bool(circle.rooms_come or circle.rooms_gone),
+        Target.CONTACT: bool(circle.users_come or circle.users_gone),
+        Target.USER: False,
     }
     names = set(news)
     return [name for name, provider in providers().items() if name in names or come_and_gone[provider.kind]]

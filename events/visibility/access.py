@@ -123,7 +123,7 @@ def read_access(
 ) -> dict[str, Access]:
     """Returns the user's access to these rooms, by one query. Rooms that are not stored are left out.
 
-    ``now_ms`` is the time from which retention counts, by default the present. Raises ``BadQuestion`` for more than
+    ``now_ms`` is the time from which retention counts, by default the present. Raises ``InvalidQuery`` for more than
     ``ROOMS_LIMIT`` rooms.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms

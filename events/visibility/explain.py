@@ -24,7 +24,7 @@ from state.models import StateGroup
 from state.rules.auth_rules import AuthRules
 from state.rules.auth_selection import CREATE, JOIN_RULES, POWER_LEVELS, State
 from state.rules.room_versions import room_version
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 
 __all__ = ["Explanation", "explain_visibility"]
 
@@ -76,7 +76,7 @@ def explain_visibility(
     user_id = user_id if can_be_stored(user_id) else ""  # such a user is in no room
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     while asked := list(islice(rest, _EVENTS_PER_ROUND)):
-        with one_view(using):
+        with read_only_snapshot(using):
             found = _Round(user_id, [event_id for event_id in asked if can_be_stored(event_id)], using, now_ms)
         for event_id in asked:
             try:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from events.format.parsing import ParsedEvent
 from events.format.redaction import REDACTION, may_redact
-from events.room.extremities import EventArrivals, Leaves
+from events.room.extremities import EventExtremityTracker, ForwardExtremities
 from events.room.graph import Node, causal_order, is_accepted
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
@@ -175,7 +175,9 @@ class GraphRanges:
             earlier = {prev for prev in event.prev_event_ids if prev in by_id and _came_before(by_id[prev], event)}
             return self._states.reached(event, self._states.before.get(event.event_id), earlier)
 
-        arrivals = EventArrivals(self._states, Leaves(find=find, live=last is not None, reaches=reaches))
+        arrivals = EventExtremityTracker(
+            self._states, ForwardExtremities(find=find, live=last is not None, reaches=reaches)
+        )
         found: dict[str, int | None] = {}
         for event in _in_order([event for event in self._graph if not event.backfilled]):
             arrivals.add(event)

@@ -17,7 +17,7 @@ from django.views.defaults import server_error
 
 from streams.runtime.logs import get_logger
 
-__all__ = ["AWAY", "DatabaseAwayMiddleware", "DenyWhileDatabaseAway", "away_response", "handler500"]
+__all__ = ["AWAY", "DatabaseDownMiddleware", "DenyWhileDatabaseAway", "away_response", "handler500"]
 
 log = get_logger(__name__)
 AWAY = "The database cannot be read."
@@ -40,7 +40,7 @@ class _Said:
         cls.is_away = error is not None
 
 
-class DatabaseAwayMiddleware:
+class DatabaseDownMiddleware:
     """Django middleware that turns errors of an unusable database into the 503 answer."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:

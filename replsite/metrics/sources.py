@@ -13,7 +13,7 @@ from typing import Any
 from django.conf import settings
 
 from events.notifier import notifier
-from events.notifier.cache import HotFigures
+from events.notifier.cache import NotifierFigures
 from replsite.http.request_places import LANES
 from replsite.metrics.live_page import closed
 from replsite.metrics.measure import Row
@@ -209,7 +209,7 @@ class ProcessScrape:
     def __init__(self) -> None:
         figures = notifier.figures()
         #: None where nothing was asked of the hot caches yet, else one.
-        self.hot: list[HotFigures] = [] if figures is None else [figures]
+        self.hot: list[NotifierFigures] = [] if figures is None else [figures]
         self.caches = sorted(stores.items())
         self.timed_out, self.closed = sorted(wait.timed_out.items()), sorted(closed.items())
         self.lanes = LANES

@@ -64,7 +64,7 @@ from streams.conf import stream_settings
 from streams.core.declaration import StreamDeclaration
 from streams.core.names import matches_pattern
 from streams.core.positions import DRAINING, RETIRED, linear_position, lowest_unread
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.silence import silent_seconds
 from streams.runtime.text import shown
 from streams.runtime.version import program_version
@@ -95,7 +95,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     """
     history = history or History()
     declarations = [stream.declaration for stream in registry.all_streams()]
-    with one_view(using or stream_settings().database) as cursor:
+    with read_only_snapshot(using or stream_settings().database) as cursor:
         # Positions before sequences. A sequence only grows, and is read outside of the transaction's snapshot. So a value below
         # a position is truly behind, even within a caller's transaction that has no fixed snapshot. In the other order there:
         # the sequence is read at 5, a writer reserves and stores 6, and the position is read at 6.

@@ -1,7 +1,7 @@
 """The fourteen plain homeserver streams: the tables that back each, and the row that goes over the wire (pure)."""
 
 from streams.core.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
-from streams.core.row_format import Shape
+from streams.core.row_format import RowFormat
 
 __all__ = [
     "ACCOUNT_DATA",
@@ -97,7 +97,7 @@ RECEIPTS = StreamDeclaration(
         FactTable(
             name="streams_receipt",
             columns=_RECEIPT_COLUMNS,
-            row=Shape(_RECEIPT_COLUMNS, *(column.name for column in _RECEIPT_COLUMNS)),
+            row=RowFormat(_RECEIPT_COLUMNS, *(column.name for column in _RECEIPT_COLUMNS)),
         ),
     ),
 )
@@ -183,7 +183,7 @@ FEDERATION = StreamDeclaration(
     trimmable=False,
     tables=(
         FactTable(
-            name="streams_federation", columns=_FEDERATION_COLUMNS, row=Shape(_FEDERATION_COLUMNS, "type", "data")
+            name="streams_federation", columns=_FEDERATION_COLUMNS, row=RowFormat(_FEDERATION_COLUMNS, "type", "data")
         ),
     ),
 )
@@ -240,7 +240,7 @@ GROUPS = StreamDeclaration(
         FactTable(
             name="streams_groupchange",
             columns=_GROUP_COLUMNS,
-            row=Shape(_GROUP_COLUMNS, *(column.name for column in _GROUP_COLUMNS)),
+            row=RowFormat(_GROUP_COLUMNS, *(column.name for column in _GROUP_COLUMNS)),
         ),
     ),
 )

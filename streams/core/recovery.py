@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from streams.core.tracker import PositionTracker, TrackerState
 from streams.errors import SequenceBehind
 
-__all__ = ["StartUp", "StreamFindings", "sequence_verdict", "start"]
+__all__ = ["StreamFindings", "StreamRecovery", "sequence_verdict", "start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StreamFindings:
 
 
 @dataclass(frozen=True, slots=True)
-class StartUp:
+class StreamRecovery:
     """The start of one process on one stream, before it has read the rows above the linear position."""
 
     set_sequence_to: int | None
@@ -78,17 +78,17 @@ def sequence_verdict(findings: StreamFindings) -> int | None:
     return findings.table_maximum if findings.table_maximum > findings.sequence_value else None
 
 
-def start(findings: StreamFindings, own_name: str | None) -> StartUp:
+def start(findings: StreamFindings, own_name: str | None) -> StreamRecovery:
     """Steps 1 to 5. ``own_name`` is None for a process that only reads the stream."""
     move_to = sequence_verdict(findings)
     sequence = move_to if move_to is not None else findings.sequence_value
     if findings.writers is None:
         linear = max([*findings.stored.values(), findings.table_maximum, findings.empty_position])
-        return StartUp(move_to, (), linear, {own_name: linear} if own_name else {}, own_name)
+        return StreamRecovery(move_to, (), linear, {own_name: linear} if own_name else {}, own_name)
     dropped = tuple(sorted(set(findings.stored) - set(findings.writers)))
     positions = {writer: at for writer, at in findings.stored.items() if writer not in dropped}
     is_writer = own_name is not None and own_name in findings.writers
     if is_writer and own_name is not None:
         positions[own_name] = max(sequence, findings.empty_position)
     linear = min(positions.values()) if positions else max(findings.table_maximum, findings.empty_position)
-    return StartUp(move_to, dropped, linear, positions, own_name if is_writer else None)
+    return StreamRecovery(move_to, dropped, linear, positions, own_name if is_writer else None)

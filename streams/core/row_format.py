@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streams.core.declaration import Column, FactTable
 
-__all__ = ["IsSet", "Literal", "Shape", "Value", "row_sql"]
+__all__ = ["IsSet", "Literal", "RowFormat", "Value", "row_sql"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Literal:
 Part = Value | IsSet | Literal | tuple["Part", ...]
 
 
-class Shape:
+class RowFormat:
     """A row's form over a table's columns; calling it with their values, in order, gives the row.
 
     Strings in ``parts`` are columns; a nested tuple is a nested array. Raises ``ValueError`` for an unknown column.
@@ -68,10 +68,10 @@ class Shape:
 
 def row_sql(table: FactTable) -> str | None:
     """The expression for a table's row, or None when only Python can build it."""
-    if isinstance(table.row, Shape):
+    if isinstance(table.row, RowFormat):
         return table.row.sql()
     if table.row is list:
-        return Shape(table.columns, *(column.name for column in table.columns)).sql()
+        return RowFormat(table.columns, *(column.name for column in table.columns)).sql()
     return None
 
 

@@ -15,11 +15,11 @@ from django.db import connections, transaction
 
 from streams.db.long_transactions import NO_LIMITS
 
-__all__ = ["long_transaction", "one_view"]
+__all__ = ["long_transaction", "read_only_snapshot"]
 
 
 @contextmanager
-def one_view(using: str, *, is_long: bool = False) -> Iterator[Any]:
+def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
     """Yields a cursor whose queries all see one snapshot, and which cannot change anything.
 
     Within a transaction of the caller's it yields a cursor of that transaction, with the isolation that this has.

@@ -17,9 +17,9 @@ from streams.errors import BadHandler, ReaderFenced
 from streams.follow.cursors import Owner
 from streams.follow.handlers import Handler, handlers_of
 from streams.follow.lease import ReaderLock
-from streams.follow.socket_loop import WireLane
-from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, Lane, TableLane
-from streams.reading.pokes import Poke, PokeListener
+from streams.follow.socket_loop import SocketLoop
+from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop, TableLoop
+from streams.reading.pokes import PositionListener, PositionNotification
 from streams.replication.client.connection import Connector
 from streams.runtime.logs import Condition, get_logger
 
@@ -45,7 +45,7 @@ class Reader:
         self._stopping = threading.Event()
         self._database_lost = Condition(log, "reader.database_lost", "reader.database_back", reader=name)
         self._round_over = threading.Event()
-        self._lanes: list[Lane] = []
+        self._lanes: list[HandlerLoop] = []
         self._counts = [0, 0]
         self.is_positioned = threading.Event()
         """Set once the name is held and every cursor is stored."""
@@ -135,7 +135,7 @@ class Reader:
 
     def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
         self._begin_round(owner, until_caught_up=until_caught_up)
-        listener = PokeListener(self._hear, self._using, f"reader {self.name}")
+        listener = PositionListener(self._hear, self._using, f"reader {self.name}")
         listener.start()
         try:
             threads = [threading.Thread(target=lane.run, args=(self._lane_ended,)) for lane in self._lanes]
@@ -162,10 +162,10 @@ class Reader:
             self._round_over.set()
         self._lanes = [self._lane(handler, owner, until_caught_up=until_caught_up) for handler in self._handlers]
 
-    def _lane(self, handler: Handler, owner: Owner, *, until_caught_up: bool) -> Lane:
+    def _lane(self, handler: Handler, owner: Owner, *, until_caught_up: bool) -> HandlerLoop:
         if self._server is not None and not until_caught_up:
-            return WireLane(handler, owner, self._round_over, self._lane_began, self._server)
-        return TableLane(handler, owner, self._round_over, self._lane_began, until_caught_up=until_caught_up)
+            return SocketLoop(handler, owner, self._round_over, self._lane_began, self._server)
+        return TableLoop(handler, owner, self._round_over, self._lane_began, until_caught_up=until_caught_up)
 
     def _end_round(self) -> None:
         self._round_over.set()
@@ -181,7 +181,7 @@ class Reader:
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 
-    def _hear(self, pokes: list[Poke]) -> None:
+    def _hear(self, pokes: list[PositionNotification]) -> None:
         streams = {poke.stream for poke in pokes}
         for lane in self._lanes:
             if not pokes or lane.handler.stream in streams:  # an empty list: notifications may have been lost

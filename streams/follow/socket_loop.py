@@ -21,13 +21,13 @@ from streams.follow.chunks import Chunk, pieces
 from streams.follow.cursors import Owner
 from streams.follow.delivery import ConnectionLost, Delivery
 from streams.follow.handlers import Handler
-from streams.follow.table_loop import Lane
+from streams.follow.table_loop import HandlerLoop
 from streams.replication.client.connection import Connector
 from streams.replication.client.follower import Follower, FollowerOptions
 from streams.replication.client.table_catch_up import TableCatchUp
 from streams.replication.protocol.ordering import FollowedRow, View
 
-__all__ = ["WireLane", "token_after"]
+__all__ = ["SocketLoop", "token_after"]
 
 
 def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) -> VectorToken:
@@ -44,7 +44,7 @@ def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) ->
     return cursor.merge(VectorToken.of(cursor.base, highest))
 
 
-class WireLane(Lane):
+class SocketLoop(HandlerLoop):
     """A handler loop whose facts come from a replication server."""
 
     def __init__(

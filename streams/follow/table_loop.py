@@ -25,14 +25,14 @@ from streams.follow.lag_histogram import DelaySamples
 from streams.follow.table_source import Batch, TableSource
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["Lane", "TableLane"]
+__all__ = ["HandlerLoop", "TableLoop"]
 
 log = get_logger(__name__)
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.1, 5.0
 After = Callable[[VectorToken, Chunk], VectorToken]
 
 
-class Lane:
+class HandlerLoop:
     """The base of handler loops: runs one handler under one lease until ``stop`` is set. A subclass supplies the facts."""
 
     def __init__(self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None]) -> None:
@@ -147,7 +147,7 @@ class Lane:
         return self._stop.wait(seconds)
 
 
-class TableLane(Lane):
+class TableLoop(HandlerLoop):
     """A handler loop whose facts come from the table. With ``until_caught_up`` it ends once no fact is left."""
 
     def __init__(

@@ -27,7 +27,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.db import driver
 from streams.errors import ResyncNeeded
-from streams.reading.pokes import Poke, PokeListener
+from streams.reading.pokes import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, rows_that_are_there
 from streams.runtime.logs import get_logger
@@ -77,7 +77,7 @@ class _Cursor:
         return {writer: Shown(position) for writer, position in self.positions.items()}
 
 
-class _Listener(PokeListener):
+class _Listener(PositionListener):
     def __init__(self, feed: CacheFeed, using: str) -> None:
         super().__init__(feed.heard, using, "caches")
         self._feed = feed
@@ -116,7 +116,7 @@ class CacheFeed:
         self._listener.stop()
         self._connection.close()
 
-    def heard(self, pokes: list[Poke]) -> None:
+    def heard(self, pokes: list[PositionNotification]) -> None:
         """In the listener's thread; no pokes: look at everything, as also after an error, whatever these pokes are of."""
         with self._lock, self._connection.cursor() as cursor:
             if not self.is_hearing:
@@ -266,14 +266,14 @@ def _begin(alias: str) -> bool:
 
 #: Others that keep something old unless told before positions move: called with the database alias and the pokes that say so
 #: (none: look at everything). Must not fail.
-observers: list[Callable[[str, Sequence[Poke]], None]] = []
+observers: list[Callable[[str, Sequence[PositionNotification]], None]] = []
 
 
 def before_advance(
     streams: Collection[str] | None = None,
     cursor: Any = None,
     using: str | None = None,
-    pokes: Sequence[Poke] = (),
+    pokes: Sequence[PositionNotification] = (),
 ) -> None:
     """Called before positions of these streams (None: of any) are seen to move here; does nothing where nothing is cached.
 

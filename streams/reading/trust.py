@@ -24,7 +24,7 @@ from typing import Any
 from streams.db import driver
 from streams.runtime.logs import get_logger
 
-__all__ = ["FRESH_SECONDS", "LOOK_GAP_SECONDS", "HeardWords", "OneTimeWords", "TrustedSessions", "WriterSessions"]
+__all__ = ["FRESH_SECONDS", "LOOK_GAP_SECONDS", "OneTimeWords", "ReceivedWords", "TrustedSessions", "WriterSessions"]
 
 log = get_logger(__name__)
 #: What was looked up about sessions that relay hints is believed for so long.
@@ -64,7 +64,7 @@ class OneTimeWords:
         return f"{word} {_digest(self._next[stream])}"
 
 
-class HeardWords:
+class ReceivedWords:
     """The digests that were told, by session, writer and stream; for one thread at a time."""
 
     def __init__(self) -> None:

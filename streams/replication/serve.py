@@ -125,7 +125,7 @@ def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None)
             await publisher.start()
 
     async def stop() -> None:
-        systemd.tell(systemd.STOPPING)
+        systemd.notify(systemd.STOPPING)
         if publisher is not None:
             await publisher.stop()
         await broadcaster.stop()

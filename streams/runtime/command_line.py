@@ -94,7 +94,7 @@ class SiteCommand(BaseCommand):
         """Announces on standard output, and to the service manager, that the process is ready."""
         self.stdout.write(line)
         self.stdout.flush()
-        systemd.tell(systemd.READY, f"STATUS={line}")
+        systemd.notify(systemd.READY, f"STATUS={line}")
 
     def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Prints a table on standard output. Nothing in it is interpreted as markup. In a terminal long words are folded."""

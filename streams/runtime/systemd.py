@@ -12,14 +12,14 @@ from contextlib import suppress
 
 from streams.conf import stream_settings
 
-__all__ = ["keep_telling", "tell"]
+__all__ = ["keep_telling", "notify"]
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 #: Signs of life within the manager's time-out.
 _SIGNS = 3
 
 
-def tell(*words: str) -> None:
+def notify(*words: str) -> None:
     """Sends messages such as ``READY=1`` or ``STATUS=…`` in one datagram."""
     address = stream_settings().notify_socket
     if not address:
@@ -35,5 +35,5 @@ async def keep_telling() -> None:
     """Sends signs of life until cancelled. Returns at once if the manager does not want any."""
     given_up_after = stream_settings().watchdog_seconds
     while given_up_after > 0:
-        tell(ALIVE)
+        notify(ALIVE)
         await asyncio.sleep(given_up_after / _SIGNS)

@@ -28,7 +28,7 @@ from streams.core.tracker import PositionTracker, TrackerState
 from streams.db import driver
 from streams.errors import TokenError, WaitTimedOut
 from streams.reading import cache_feed
-from streams.reading.pokes import Poke, PokeListener
+from streams.reading.pokes import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, writer_names
 from streams.waiting.waiters import TokenWaiter, Waiters, missing
@@ -158,7 +158,7 @@ class _View:
         self._generations: dict[str, int] = {}
         self._epoch = ""
         self._connection = driver.KeptConnection(using, "replsite waiting")
-        self._listener = PokeListener(self._heard, using, "waiting")
+        self._listener = PositionListener(self._heard, using, "waiting")
 
     def start(self) -> None:
         """Connect and listen; the positions are read by the listener's thread."""
@@ -235,7 +235,7 @@ class _View:
         """This process completed facts of its own; called in the thread that did."""
         self._wake()
 
-    def _heard(self, pokes: list[Poke]) -> None:
+    def _heard(self, pokes: list[PositionNotification]) -> None:
         """In the listener's thread; none: look at everything."""
         look = {poke.stream for poke in pokes if poke.position is None or self._may_start_anew(poke.stream)}
         looked = self._look(sorted(look) if pokes else None) if look or not pokes else None

@@ -20,7 +20,7 @@ from streams.core.positions import ACTIVE, active_and_retired
 from streams.db import driver
 from streams.errors import StreamError
 from streams.reading import cache_feed
-from streams.reading.pokes import CHANNEL, Poke, PokeJudge
+from streams.reading.pokes import CHANNEL, NotificationFilter, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.trust import OneTimeWords
 from streams.runtime.logs import Condition, get_logger
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from streams.core.tracker import PositionTracker
     from streams.reading.rows import StoredPosition
 
-__all__ = ["Background"]
+__all__ = ["ControlLoop"]
 
 log = get_logger(__name__)
 RETRY_SECONDS = 0.2
@@ -67,7 +67,7 @@ FROM moved
 _QUEUE_FULL = "end the session that LISTENs and keeps a transaction open; the server's log names it"
 
 
-class Background:
+class ControlLoop:
     """The loop and what other threads put down for it."""
 
     def __init__(self, writer: WriterProcess) -> None:
@@ -75,7 +75,7 @@ class Background:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._wake_up: WakeUp | None = None
-        self._judge = PokeJudge()
+        self._judge = NotificationFilter()
         self._words = OneTimeWords()
         self._looked: dict[str, dict[str, StoredPosition]] = {}
         self._announced: dict[str, tuple[int, int]] = {}
@@ -224,7 +224,7 @@ class Background:
         heard = [(notify.pid, notify.payload) for notify in control.notifies]
         own = (control.get_backend_pid(), self._writer.name)
         if self._judge.own != own:
-            self._judge, self._looked = PokeJudge(own), {}
+            self._judge, self._looked = NotificationFilter(own), {}
         pokes = self._judge.judge(heard, lambda: nullcontext(cursor))
         looks = {poke.stream for poke in pokes if poke.position is None}
         try:
@@ -235,7 +235,11 @@ class Background:
         del control.notifies[: len(heard)]  # not before: what an error has cut short is taken over again
 
     def _take_over(
-        self, cursor: Any, heard: Sequence[tuple[int, str]], pokes: Sequence[Poke], looks: Collection[str]
+        self,
+        cursor: Any,
+        heard: Sequence[tuple[int, str]],
+        pokes: Sequence[PositionNotification],
+        looks: Collection[str],
     ) -> None:
         """Looks first: what is read now covers everything that was heard, and who came is known before others move on."""
         found = self._look(cursor, looks)
@@ -249,7 +253,11 @@ class Background:
                 if poke.writer == self._writer.name:
                     came.add(poke.stream)
                 self._advance(poke.stream, poke.writer, poke.position, came)
-        said = [Poke.parse(payload) for session, payload in heard if (session, self._writer.name) == self._judge.own]
+        said = [
+            PositionNotification.parse(payload)
+            for session, payload in heard
+            if (session, self._writer.name) == self._judge.own
+        ]
         came |= {poke.stream for poke in said if poke.writer == self._writer.name and poke.position is not None}
         self._writer.tenure.entering -= came  # not before: what comes again after an error meets the same
 

@@ -17,7 +17,7 @@ from typing import Any
 from streams.conf import stream_settings
 from streams.core import lookup
 from streams.db import driver
-from streams.reading.pokes import poke
+from streams.reading.pokes import notify_position
 from streams.runtime.logs import get_logger
 from streams.runtime.silence import silent_seconds_sql
 
@@ -141,7 +141,7 @@ def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolut
         position = max(position, lookup.get(stream_name).table_maximum(cursor))
     sign = _sign(stream_name)
     cursor.execute(_RETIRE, {"stream": stream_name, "name": name, "position": position * sign})
-    poke(cursor, stream_name, name)
+    notify_position(cursor, stream_name, name)
     return Resolution(stream_name, name, abs(stored), position)
 
 

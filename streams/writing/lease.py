@@ -13,7 +13,7 @@ from streams.core.bound import BoundStream
 from streams.core.names import check_name, is_pattern, numbered_name
 from streams.db import driver
 from streams.errors import WriterBusy, WriterNameTaken
-from streams.reading.pokes import CHANNEL, poke
+from streams.reading.pokes import CHANNEL, notify_position
 
 __all__ = [
     "ACTIVE_STREAMS",
@@ -168,7 +168,7 @@ def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> N
         """,
         {"stream": stream.name, "name": name, "position": position * stream.sign},
     )
-    poke(cursor, stream.name, name, position)
+    notify_position(cursor, stream.name, name, position)
 
 
 def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:

@@ -11,7 +11,7 @@ from streams.core.names import check_name
 from streams.db import driver
 from streams.errors import StreamError
 from streams.runtime.logs import get_logger
-from streams.writing.control_loop import Background
+from streams.writing.control_loop import ControlLoop
 from streams.writing.writer import Condition, WriterProcess
 
 __all__ = ["before_leaving", "current_writer", "retire_all", "use_instance"]
@@ -42,7 +42,7 @@ def current_writer(using: str | None = None) -> WriterProcess:
         with _guard:
             writer = _writers.get(alias)
             if writer is None or writer.condition is Condition.CLOSED:
-                writer = _writers[alias] = WriterProcess(alias, _instance or stream_settings().instance, Background)
+                writer = _writers[alias] = WriterProcess(alias, _instance or stream_settings().instance, ControlLoop)
     return writer
 
 

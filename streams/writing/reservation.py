@@ -30,7 +30,7 @@ from streams.db import driver
 from streams.errors import BadCount, ForeignFact, ReservationEnded, ReservationNotOpen, WriterFenced
 from streams.writing.insert import insert_facts
 from streams.writing.process import current_writer
-from streams.writing.side_effects import has_effects, take_effect
+from streams.writing.side_effects import apply_side_effects, has_effects
 from streams.writing.transaction import OpenTransaction
 from streams.writing.writer import Tenure, WriterProcess
 
@@ -226,7 +226,7 @@ class Reservation:
             by_model.setdefault(type(fact), []).append(fact)
         insert(by_model)
         if has_effects(self.stream, facts):
-            take_effect(self.stream, self._connection, self._record, facts)
+            apply_side_effects(self.stream, self._connection, self._record, facts)
 
     def _give_id(self, fact: Fact) -> None:
         sign = self.stream.sign

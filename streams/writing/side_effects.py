@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from streams.facts import Fact
 
 __all__ = [
+    "apply_side_effects",
+    "compact_by_key",
     "has_effects",
     "is_changed_here",
     "is_changed_in_process",
-    "keep_newest",
     "keep_newest_of",
-    "take_effect",
 ]
 
 
@@ -62,14 +62,14 @@ def has_effects(stream: BoundStream, facts: Sequence[Fact]) -> bool:
     return stream.keeps_newest or _may_drop_here(stream, facts)
 
 
-def take_effect(
+def apply_side_effects(
     stream: BoundStream, connection: BaseDatabaseWrapper, record: OpenTransaction, facts: Sequence[Fact]
 ) -> None:
     """What follows from these facts, in the transaction that has just inserted them."""
     by_table = {table.name: [f for f in facts if f._meta.db_table == table.name] for table in stream.declaration.tables}
     for table in stream.declaration.tables:
         if table.newest_per and by_table[table.name]:
-            keep_newest(connection, table, by_table[table.name])
+            compact_by_key(connection, table, by_table[table.name])
     if _may_drop_here(stream, facts):
         drops = _drops(stream, connection, by_table)
         _drop_at_end(stream, connection, record, drops, [abs(getattr(f, f.id_field)) for f in facts])
@@ -190,7 +190,7 @@ FROM (SELECT DISTINCT hashtextextended(value, 0) & %(mask)s AS number FROM unnes
 """
 
 
-def keep_newest(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> None:
+def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> None:
     """Delete all but the newest row for each value that these facts have; in the transaction that inserted them."""
     values = sorted({str(getattr(fact, table.newest_per)) for fact in facts})
     with connection.cursor() as cursor:

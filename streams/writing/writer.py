@@ -55,7 +55,7 @@ from streams.writing.in_doubt import InDoubt
 from streams.writing.new_life import begin_anew
 from streams.writing.transaction import OpenTransaction
 
-__all__ = ["Condition", "ControlLoop", "Tenure", "WriterProcess", "when_moved"]
+__all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess", "when_moved"]
 
 log = get_logger(__name__)
 
@@ -99,7 +99,7 @@ class Tenure:
     entering: set[str] = field(default_factory=set)
 
 
-class ControlLoop(Protocol):
+class WriterControl(Protocol):
     """The thread that works on the control connection, as far as the writer needs it."""
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class ControlLoop(Protocol):
 class WriterProcess:
     """This process as a writer on one database."""
 
-    def __init__(self, using: str, pattern: str, control_loop: Callable[[WriterProcess], ControlLoop]) -> None:
+    def __init__(self, using: str, pattern: str, control_loop: Callable[[WriterProcess], WriterControl]) -> None:
         self.using = using
         self.pattern = pattern
         self.tenure = Tenure("", 0)

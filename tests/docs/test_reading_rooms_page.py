@@ -54,5 +54,5 @@ def test_limits_are_as_written():
 
 
 def test_errors_are_those_of_reading():
-    told = set(re.findall(r"`(\w+)`", PAGE.split("\n## Errors")[1])) - {"BadQuestion"}
+    told = set(re.findall(r"`(\w+)`", PAGE.split("\n## Errors")[1])) - {"InvalidQuery"}
     assert all(issubclass(getattr(errors, name), errors.ReadingError) for name in told) and len(told) == 5

@@ -13,7 +13,7 @@ from django.db import transaction
 from streams.models import StreamPosition
 from streams.runtime.wake_up import WakeUp
 from streams.testing import forget_writers
-from streams.writing.control_loop import Background
+from streams.writing.control_loop import ControlLoop
 from streams.writing.process import current_writer
 from streams.writing.writer import Condition, WriterProcess
 from tests.support.left_open import OPEN
@@ -29,7 +29,7 @@ def idle() -> Iterator[Callable[[str], WriterProcess]]:
     made: list[WriterProcess] = []
 
     def make(name: str) -> WriterProcess:
-        made.append(WriterProcess("default", name, Background))
+        made.append(WriterProcess("default", name, ControlLoop))
         made[-1].enter(stream())
         return made[-1]
 

@@ -14,15 +14,15 @@ from django.db import connection
 from streams.conf import stream_settings
 from streams.db.driver import OperationalError
 from streams.models import StreamPosition
-from streams.reading.pokes import Poke
-from streams.replication.redis.publisher import RedisPeer
+from streams.reading.pokes import PositionNotification
+from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server import broadcast_reader
 from streams.replication.server.broadcaster import Broadcaster
 from tests.support.writing import give_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
-COMES_BACK = [Poke("caches", "south", 5), Poke("caches", "south", 6)]
-WRITES_THE_NEXT = [Poke("caches", "north", 7)]
+COMES_BACK = [PositionNotification("caches", "south", 5), PositionNotification("caches", "south", 6)]
+WRITES_THE_NEXT = [PositionNotification("caches", "north", 7)]
 _FACT = (
     "INSERT INTO streams_cacheinvalidation (instance_name, stream_id, cache_name, keys) VALUES (%s, %s, 'test', '{k}')"
 )
@@ -35,16 +35,16 @@ class Heard:
     def __init__(self) -> None:
         self.broadcaster = Broadcaster(stream_settings())
         self.broadcaster._announcer.start(self.broadcaster._backlog.snapshot())
-        self.peer = RedisPeer("here", "localhost")
+        self.peer = ChannelClient("here", "localhost")
         self.broadcaster.join(self.peer)
 
-    async def hear(self, *pokes: Poke) -> None:
+    async def hear(self, *pokes: PositionNotification) -> None:
         """As the listener's thread does; then the loop does what it was asked to."""
         self.broadcaster._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self.broadcaster._poked, list(pokes))
         await asyncio.sleep(0)
 
-    async def hear_beside_a_round(self, *pokes: Poke) -> None:
+    async def hear_beside_a_round(self, *pokes: PositionNotification) -> None:
         """While another thread is at a round."""
         with self.broadcaster._in_round:
             await self.hear(*pokes)

@@ -15,7 +15,7 @@ from streams import epochs
 from streams.conf import stream_settings
 from streams.models import StreamPosition
 from streams.replication.protocol.connection import CloseReason
-from streams.replication.redis.publisher import RedisPeer
+from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server.broadcaster import Broadcaster
 from tests.support.async_waiting import wait_for
 from tests.support.writing import give_out, session, terminate
@@ -46,8 +46,8 @@ class Served:
     def __init__(self, broadcaster: Broadcaster) -> None:
         self.broadcaster = broadcaster
 
-    def client(self) -> RedisPeer:
-        peer = RedisPeer("here", "localhost")
+    def client(self) -> ChannelClient:
+        peer = ChannelClient("here", "localhost")
         self.broadcaster.join(peer)
         self.broadcaster.answer_replicate(peer)
         return peer
@@ -68,7 +68,7 @@ def served(transactional_db):
     found.broadcaster._backlog.close()
 
 
-def got(peer: RedisPeer) -> list[bytes]:
+def got(peer: ChannelClient) -> list[bytes]:
     lines = b"".join(peer.waiting._pieces).splitlines()
     return [b" ".join(line.split()[:4]) for line in lines if line.split()[1] == b"caches"]
 

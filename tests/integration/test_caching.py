@@ -19,7 +19,7 @@ from streams.errors import BadCacheKey
 from streams.load_generator import generator
 from streams.models import CacheInvalidation, StreamPosition
 from streams.reading import cache_feed
-from streams.reading.pokes import Poke
+from streams.reading.pokes import PositionNotification
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word, word_later
 from tests.support import session as test_session
@@ -338,7 +338,7 @@ def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf
     monkeypatch.setattr(cache_feed, "possible_positions", fail)
     cache_feed.before_advance(["caches"])
     monkeypatch.setattr(cache_feed, "possible_positions", real)
-    own.heard([Poke("push_rules", "north", 5)])
+    own.heard([PositionNotification("push_rules", "north", 5)])
     assert cache_feed.is_hearing()
     assert word("a") == "1"
 

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events.errors import BadQuestion
+from events.errors import InvalidQuery
 from events.models import Event, IgnoredUser
 from events.persist.batch import Incoming
 from events.sending.send import RoomSetup, create_room
@@ -153,7 +153,7 @@ def test_what_is_no_token_is_refused(bad):
 
 @pytest.mark.parametrize("bad", [0, -1, None, "5", True])
 def test_an_unusable_limit_is_refused(bad):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         events_since(BOB, VectorToken(1), limit=bad, now=VectorToken(5))
 
 

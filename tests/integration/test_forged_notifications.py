@@ -14,7 +14,7 @@ from streams.reading.trust import OneTimeWords
 from streams.replication.server.relay import parts_of
 from streams.testing import as_instance
 from streams.waiting import wait
-from streams.writing.control_loop import Background
+from streams.writing.control_loop import ControlLoop
 from streams.writing.process import current_writer
 from streams.writing.writer import WriterProcess
 from tests.support.forging import forge, forger
@@ -53,7 +53,7 @@ def test_the_role_may_only_read(liar):
 def test_a_writer_stores_no_position_that_somebody_made_up(liar, writer):
     """It is idle, so it takes what others announce for its own: the next facts would lie below its position."""
     append()
-    north = WriterProcess("default", "north", Background)
+    north = WriterProcess("default", "north", ControlLoop)
     try:
         north.enter(stream())
         forge(liar, f"caches {writer} 1000000")
@@ -95,7 +95,7 @@ def test_nobody_waits_in_vain_for_a_position_that_somebody_made_up(liar):
 def test_a_writer_speaks_for_itself_alone(port):
     """A session that holds the lock of one writer says nothing of another."""
     append()
-    north = WriterProcess("default", "north", Background)
+    north = WriterProcess("default", "north", ControlLoop)
     try:
         north.enter(stream())
         with north.control_cursor() as cursor:
@@ -176,7 +176,7 @@ def test_a_writer_that_took_its_name_again_is_believed(port):
 def test_a_stored_position_above_the_sequence_moves_nobody(port):
     """However it came there: IDs up to it are still to be given out."""
     append(3)
-    north = WriterProcess("default", "north", Background)
+    north = WriterProcess("default", "north", ControlLoop)
     try:
         north.enter(stream())
         wait_for_linear(sequence_value())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.reading import cache_feed
-from streams.reading.pokes import poke
+from streams.reading.pokes import notify_position
 from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import append, other_writer
@@ -26,6 +26,6 @@ def test_a_poke_that_met_an_error_is_taken_over_again(monkeypatch):
 
     monkeypatch.setattr(cache_feed, "before_advance", fail_once)
     with other_writer("late") as cursor:
-        poke(cursor, "caches", "late", 1_000)
+        notify_position(cursor, "caches", "late", 1_000)
         wait_until(lambda: tracker.raw_positions.get("late") == 1_000, 10, "the writer that came late is known")
     assert failed

@@ -146,7 +146,7 @@ def test_own_facts_cover_none_of_a_writer_that_has_just_come_back(monkeypatch):
         before, lower = cursor.fetchone()
         south = StreamPosition.objects.create(stream=name, instance_name="south", position=before, state="retired")
         assert notifier.now(name) == VectorToken(before)
-        monkeypatch.setattr("events.notifier.feed.HotFeed.heard", lambda self, pokes: None)
+        monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, pokes: None)
         monkeypatch.setattr(notifier._feed(None)._listener, "_on_heard", lambda pokes: None)
         StreamPosition.objects.filter(pk=south.pk).update(state="active")
         devices_changed([BOB])
@@ -230,7 +230,7 @@ def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
 def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch):
     """The current state changes with the commit, the position a moment later; in between the rooms are the old ones."""
     notifier.look(ALICE, START)
-    monkeypatch.setattr("events.notifier.feed.HotFeed.heard", lambda self, pokes: None)
+    monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, pokes: None)
     position, _ = other.do("join", room.room_id, BOB)
     found = notifier.look(BOB, START)
     assert not found.now.covers("other", position)
@@ -337,7 +337,7 @@ def test_trimmed_rows_are_answered_with_maybe(room):
         )
     notifier.forget_feeds()
     feed = notifier._feed(None)
-    from events.notifier.routing import Kind
+    from events.notifier.routing import Target
 
-    assert feed.changed("device_lists", Kind.CONTACT, VectorToken(49)) is None
-    assert feed.changed("device_lists", Kind.CONTACT, VectorToken(50)) is not None
+    assert feed.changed("device_lists", Target.CONTACT, VectorToken(49)) is None
+    assert feed.changed("device_lists", Target.CONTACT, VectorToken(50)) is not None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from events.declarations import EVENTS
 from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable, StreamDeclaration
-from streams.core.row_format import IsSet, Literal, Shape
+from streams.core.row_format import IsSet, Literal, RowFormat
 from streams.db import driver
 from streams.reading.rows import rows_between
 from streams.replication.protocol.announcer import Lines, Read, encode_rows
@@ -30,7 +30,7 @@ COLUMNS = (
     Column("words", ColumnKind.TEXT_ARRAY, nullable=True),
 )
 FLAT = FactTable("first_facts", COLUMNS)
-NESTED = FactTable("second_facts", COLUMNS, row=Shape(COLUMNS, Literal("n"), ("words", IsSet("word")), "number"))
+NESTED = FactTable("second_facts", COLUMNS, row=RowFormat(COLUMNS, Literal("n"), ("words", IsSet("word")), "number"))
 ONE = StreamDeclaration("one", (FLAT,), "s")
 UNION = StreamDeclaration("union", (FLAT, NESTED), "s")
 BACK = StreamDeclaration("back", (FLAT,), "s", backward=True)

@@ -16,7 +16,7 @@ from pipeline.maintenance import resync_executor
 from pipeline.maintenance.resync_executor import RoomsWork
 from pipeline.source.write import fact_writer
 from streams.db import driver
-from streams.db.consistent_read import long_transaction, one_view
+from streams.db.consistent_read import long_transaction, read_only_snapshot
 from streams.db.driver import dsn
 from tests.integration.test_archive import purge
 from tests.integration.test_purging import middle
@@ -176,7 +176,7 @@ def limited():
 def test_no_limit_is_left_in_a_long_transaction_and_all_are_there_after_it(limited):
     with connection.cursor() as cursor:
         assert set(limits_in(cursor).values()) == {"50000"}
-    with one_view("default", is_long=True) as cursor:
+    with read_only_snapshot("default", is_long=True) as cursor:
         assert set(limits_in(cursor).values()) == {"0"}
     with long_transaction("default") as cursor:
         assert set(limits_in(cursor).values()) == {"0"}
@@ -185,7 +185,7 @@ def test_no_limit_is_left_in_a_long_transaction_and_all_are_there_after_it(limit
 
 
 def test_a_view_for_a_page_keeps_them(limited):
-    with one_view("default") as cursor:
+    with read_only_snapshot("default") as cursor:
         assert set(limits_in(cursor).values()) == {"50000"}
 
 

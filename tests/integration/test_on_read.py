@@ -6,7 +6,7 @@ import time
 import pytest
 from django.test import override_settings
 
-from events.errors import BadQuestion, CannotForget, EventRefused, NotReadable, UnknownEvent, UnknownRoom
+from events.errors import CannotForget, EventRefused, InvalidQuery, NotReadable, UnknownEvent, UnknownRoom
 from events.models import IgnoredUser, RoomAccess, VisibleEvent
 from events.reading.user_timeline import timeline_of
 from events.visibility.access import (
@@ -127,7 +127,7 @@ def test_what_cannot_be_stored_is_unknown_and_no_error(name):
 
 
 def test_questions_are_bounded():
-    with pytest.raises(BadQuestion, match="too many"):
+    with pytest.raises(InvalidQuery, match="too many"):
         read_access(ALICE, [f"!{number}:a.test" for number in range(ROOMS_LIMIT + 1)])
 
 

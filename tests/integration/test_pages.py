@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events.errors import BadQuestion, BadToken, NotReadable, UnknownEvent, UnknownRoom
+from events.errors import BadToken, InvalidQuery, NotReadable, UnknownEvent, UnknownRoom
 from events.models import ErasedUser, IgnoredUser
 from events.reading.pages import OLDEST, events_around, timeline, visible_to
 from events.tokens.positions import current_token, room_text, token_text
@@ -232,9 +232,9 @@ def test_unreadable_tokens_are_refused(token):
 @pytest.mark.parametrize("limit", [0, -5, "10", None, 1.5, True])
 def test_unusable_limits_are_refused(limit):
     made = talking_room(1)
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         timeline(made.room_id, ALICE, limit)
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         events_around(made.alice.event_id, ALICE, limit)
 
 
@@ -244,7 +244,7 @@ def test_high_limits_are_lowered():
 
 
 def test_both_directions_at_once_are_no_question():
-    with pytest.raises(BadQuestion, match="not both"):
+    with pytest.raises(InvalidQuery, match="not both"):
         timeline("!a:b", ALICE, before="t1-1", after="t1-1")
 
 
@@ -265,9 +265,9 @@ def test_strangers_of_any_form_read_nothing(user):
 
 @pytest.mark.parametrize("asked", [5, b"!a", None])
 def test_what_is_no_identifier_is_no_question(asked):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         timeline(asked, ALICE)
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         visible_to(ALICE, [asked])
 
 
@@ -389,7 +389,7 @@ def test_ten_thousand_ids_are_answered_and_more_are_no_question():
     made = talking_room(1)
     many = [f"${number}" for number in range(9_999)]
     assert list(visible_to(ALICE, [*many, made.alice.event_id])) == [made.alice.event_id]
-    with pytest.raises(BadQuestion, match="10000"):
+    with pytest.raises(InvalidQuery, match="10000"):
         visible_to(ALICE, [f"${number}" for number in range(10_001)])
 
 

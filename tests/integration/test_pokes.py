@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.reading.pokes import Poke, PokeListener
+from streams.reading.pokes import PositionListener, PositionNotification
 from tests.support.waiting import wait_until
 from tests.support.writing import append, session, terminate
 
@@ -18,11 +18,11 @@ class Ear:
     """What a listener reported."""
 
     def __init__(self) -> None:
-        self.heard: list[list[Poke]] = []
-        self.listener = PokeListener(self.heard.append)
+        self.heard: list[list[PositionNotification]] = []
+        self.listener = PositionListener(self.heard.append)
         self.listener.start()
 
-    def all(self) -> list[Poke]:
+    def all(self) -> list[PositionNotification]:
         return [poke for pokes in self.heard for poke in pokes]
 
 
@@ -39,7 +39,7 @@ def test_a_connection_begins_with_a_look_at_everything(ear):
 
 def test_announcements_are_heard(ear):
     taken = append()
-    wait_until(lambda: Poke("caches", "master", taken[0]) in ear.all())
+    wait_until(lambda: PositionNotification("caches", "master", taken[0]) in ear.all())
 
 
 def test_a_lost_connection_comes_back_with_a_look_at_everything(ear):
@@ -47,17 +47,17 @@ def test_a_lost_connection_comes_back_with_a_look_at_everything(ear):
     terminate(ear.listener._connection.info.backend_pid)
     wait_until(lambda: ear.heard.count([]) == 2)
     taken = append()
-    wait_until(lambda: Poke("caches", "master", taken[0]) in ear.all())
+    wait_until(lambda: PositionNotification("caches", "master", taken[0]) in ear.all())
 
 
 def test_a_callback_that_fails_does_not_end_the_listening():
     heard: list[int] = []
 
-    def fails(pokes: list[Poke]) -> None:
+    def fails(pokes: list[PositionNotification]) -> None:
         heard.append(len(pokes))
         raise RuntimeError("for the test")
 
-    listener = PokeListener(fails)
+    listener = PositionListener(fails)
     listener.start()
     try:
         wait_until(lambda: heard == [0])
@@ -85,19 +85,19 @@ def test_stopping_leaves_neither_thread_nor_session():
 @pytest.mark.parametrize(
     ("payload", "poke"),
     [
-        ("events north 12", Poke("events", "north", 12)),
-        ("events north", Poke("events", "north", None)),
-        ("events north x", Poke("events", "north", None)),
-        ("events north ²", Poke("events", "north", None)),
-        ("events", Poke("events", "", None)),
-        ("", Poke("", "", None)),
+        ("events north 12", PositionNotification("events", "north", 12)),
+        ("events north", PositionNotification("events", "north", None)),
+        ("events north x", PositionNotification("events", "north", None)),
+        ("events north ²", PositionNotification("events", "north", None)),
+        ("events", PositionNotification("events", "", None)),
+        ("", PositionNotification("", "", None)),
     ],
 )
 def test_parse(payload, poke):
-    assert Poke.parse(payload) == poke
+    assert PositionNotification.parse(payload) == poke
 
 
-class NudgedListener(PokeListener):
+class NudgedListener(PositionListener):
     """Counts the nudges that came to its thread."""
 
     def __init__(self) -> None:

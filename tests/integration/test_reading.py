@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from events.errors import BadQuestion, BadToken, StateUnresolved, UnknownEvent, UnknownRoom
+from events.errors import BadToken, InvalidQuery, StateUnresolved, UnknownEvent, UnknownRoom
 from events.format.parsing import parse_line
 from events.reading.timeline import state_at, timeline
 from tests.support.made_rooms import ALICE, MadeRoom
@@ -173,7 +173,7 @@ def test_unknown_room_is_an_error(room_id):
 @pytest.mark.parametrize("limit", [0, -1, True, "5", None, float("nan")])
 def test_unusable_limits_are_refused(made, limit):
     store_room(made.events)
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         timeline(made.room_id, limit)
 
 

@@ -256,9 +256,9 @@ async def test_whoever_takes_the_lock_over_begins_when_the_one_that_lost_it_has_
 
 
 async def test_a_peer_on_redis_says_neither_server_nor_ping():
-    from streams.replication.redis.publisher import RedisPeer
+    from streams.replication.redis.publisher import ChannelClient
 
-    peer = RedisPeer("redis://there", "localhost")
+    peer = ChannelClient("redis://there", "localhost")
     assert peer.waiting.chunk() == []
     peer.flush()
     assert peer.waiting.chunk() == []
@@ -266,9 +266,9 @@ async def test_a_peer_on_redis_says_neither_server_nor_ping():
 
 
 async def test_bytes_wait_until_redis_confirmed_them():
-    from streams.replication.redis.publisher import RedisPeer
+    from streams.replication.redis.publisher import ChannelClient
 
-    peer = RedisPeer("redis://there", "localhost")
+    peer = ChannelClient("redis://there", "localhost")
     peer.write_shared(b"RDATA s w 1 []\n", 1, 0.0)
     pieces = peer.waiting.chunk()
     assert (pieces, peer.buffered_bytes) == ([b"RDATA s w 1 []\n"], 15)

@@ -13,7 +13,7 @@ from streams.replication.common import worker_sql
 from streams.replication.protocol.commands import FederationAck, UserSync
 from streams.replication.protocol.connection import ServerConnection
 from streams.replication.server.broadcaster import Broadcaster
-from streams.replication.server.client import Peer
+from streams.replication.server.client import ReplicationClient
 from streams.replication.server.worker_reports import WorkerReports
 from streams.replication.transport.testing import MemoryTransport
 from tests.support.waiting import wait_until
@@ -63,10 +63,10 @@ def reports():
     return WorkerReports(Broadcaster(StreamSettings(worker_report_limit=5)), "here")
 
 
-def peer() -> Peer:
+def peer() -> ReplicationClient:
     connection = ServerConnection("x")
     connection.connected(1.0)
-    return Peer(connection, MemoryTransport(), "127.0.0.1:5")
+    return ReplicationClient(connection, MemoryTransport(), "127.0.0.1:5")
 
 
 async def test_a_mistake_leaves_no_transaction_open(reports, monkeypatch):

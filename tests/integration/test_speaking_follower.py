@@ -8,8 +8,8 @@ import pytest
 
 from streams import workers
 from streams.models import WorkerConnection
-from streams.replication.common.command_hooks import hear
-from streams.replication.protocol.client_state import Speaker
+from streams.replication.common.command_hooks import subscribe
+from streams.replication.protocol.client_state import ClientState
 from streams.replication.protocol.commands import RemoteServerUp
 from tests.integration.test_follower import Followed
 from tests.support.proxy import proxy_to
@@ -28,7 +28,7 @@ class Speaking(Followed):
     """A follower of the server with a speaker; ``do`` calls on its loop."""
 
     def __init__(self, port: int) -> None:
-        self.speaker = Speaker("zHeCu", "test", lambda: int(time.time() * 1000))
+        self.speaker = ClientState("zHeCu", "test", lambda: int(time.time() * 1000))
         super().__init__(port, speaker=self.speaker)
 
     def do(self, method, *arguments) -> None:
@@ -96,7 +96,7 @@ def test_a_handler_that_fails_stops_nothing(port):
         raise RuntimeError("for the test")
 
     heard: list[str] = []
-    stops = [hear(RemoteServerUp, fail), workers.on_remote_server_up(heard.append)]
+    stops = [subscribe(RemoteServerUp, fail), workers.on_remote_server_up(heard.append)]
     try:
         with Speaking(port), WireClient(port, "NAME other") as other:
             other.say("REMOTE_SERVER_UP one")

@@ -189,7 +189,7 @@ def test_a_commit_whose_answer_was_lost():
             connection.connection.cursor().execute("COMMIT")  # Django has no answer, and calls no hook
             with session() as cursor:
                 cursor.execute("UPDATE streams_streamposition SET position = %s WHERE stream = 'caches'", [token])
-                pokes.poke(cursor, "caches", "master")
+                pokes.notify_position(cursor, "caches", "master")
             registry.get("caches").wait_for(token, 20.0)
             seen: list[str | None] = []
             in_thread(lambda: seen.append(word("a"))).join()

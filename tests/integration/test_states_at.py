@@ -2,7 +2,7 @@
 
 import pytest
 
-from events.errors import BadQuestion, StateUnresolved, UnknownEvent
+from events.errors import InvalidQuery, StateUnresolved, UnknownEvent
 from events.models import Event
 from events.reading import state_at as module
 from events.reading.state_at import StateAt, state_at, states_at
@@ -101,5 +101,5 @@ def test_what_no_column_can_hold_is_an_unknown_event(made, event_id):
 
 @pytest.mark.parametrize("event_id", [5, None, b"$a", [], {}])
 def test_what_is_no_string_is_no_question(event_id):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         state_at(event_id)

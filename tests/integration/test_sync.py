@@ -14,11 +14,11 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from events.notifier import notifier
-from events.notifier.feed import HotFeed
-from events.notifier.routing import CONCERNS_NOBODY, Kind, followed
+from events.notifier.feed import NotifierFeed
+from events.notifier.routing import CONCERNS_NOBODY, Target, followed
 from events.sending.send import create_room
 from events.sync.providers import Question, providers
-from events.sync.shared_rooms import Circle
+from events.sync.shared_rooms import SharedRooms
 from events.sync.sync import await_sync, resync_user, sync
 from streams import registry
 from streams.core.tokens import VectorToken
@@ -27,7 +27,7 @@ from streams.errors import EpochChanged, TokenError
 from streams.homeserver import append
 from streams.homeserver import typing as typing_users
 from streams.models.catalog import Presence
-from streams.reading.pokes import Poke
+from streams.reading.pokes import PositionNotification
 from streams.writing.new_life import begin_anew
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS, chatter, talkers
@@ -184,12 +184,12 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
     """The view of the database is newer than the positions: it shows Bob gone, who was met where the answer ends."""
     room.join(BOB)
     client = SyncClient(ALICE)
-    feed = HotFeed._feed_pokes
+    feed = NotifierFeed._feed_pokes
 
-    def all_but_events(self: HotFeed, cursor: object, pokes: Sequence[Poke]) -> None:
+    def all_but_events(self: NotifierFeed, cursor: object, pokes: Sequence[PositionNotification]) -> None:
         feed(self, cursor, [poke for poke in pokes if poke.stream != "events"])
 
-    monkeypatch.setattr(HotFeed, "_feed_pokes", all_but_events)
+    monkeypatch.setattr(NotifierFeed, "_feed_pokes", all_but_events)
     other.do("leave", room.room_id, BOB)
     append.devices_changed([BOB])
     assert client.sync().streams["device_lists"].changed.keys() == {(BOB,)}
@@ -519,11 +519,11 @@ def test_an_async_caller_that_is_cancelled_leaves(room):
 
 
 def test_what_a_stream_holds_of_a_user_is_found_by_an_index(room):
-    question = Question(None, ALICE, Circle(frozenset()), VectorToken(10**9))
+    question = Question(None, ALICE, SharedRooms(frozenset()), VectorToken(10**9))
     with session() as cursor:
         cursor.execute("SET enable_seqscan = off")
         for name, provider in providers().items():
-            if provider.kind is Kind.USER:
+            if provider.kind is Target.USER:
                 cursor.execute("EXPLAIN " + provider._sql(question), provider._parameters(question))
                 plan = "\n".join(row[0] for row in cursor.fetchall())
                 assert f"on {registry.get(name).declaration.tables[0].name}" in plan

@@ -6,7 +6,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from events.errors import BadQuestion
+from events.errors import InvalidQuery
 from events.models import CurrentState, Event, IgnoredUser, TimelineGap
 from events.persist.batch import Incoming
 from events.reading.timeline import state_at
@@ -183,17 +183,17 @@ def test_incremental_answers_go_on_where_the_first_page_was(room):
 
 @pytest.mark.parametrize("bad", ["", "5", "x:events-5@abc", "5:", "99999999999999999999:events-5@abc", 5, "5:events-5"])
 def test_what_is_no_page_is_refused(bad):
-    with pytest.raises((BadQuestion, TokenError)):
+    with pytest.raises((InvalidQuery, TokenError)):
         first(ANN, after=bad)
 
 
 @pytest.mark.parametrize("bad", [0, -1, None, "5", 2.0])
 def test_unusable_limits_are_refused(bad):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         first(ANN, rooms=bad)
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         first(ANN, events=bad)
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         since(ANN, VectorToken(1), limit=bad)
 
 

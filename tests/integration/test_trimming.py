@@ -22,7 +22,7 @@ from streams.maintenance.trim import Keep, TrimRequest, plan_trim, reader_limit,
 from streams.models import CacheInvalidation, LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
 from streams.reading.rows import rows_between, rows_that_are_there
-from streams.replication.redis.publisher import RedisPeer
+from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server.broadcaster import Broadcaster
 from streams.stream import Stream
 from streams.testing import as_instance, forget_writers
@@ -344,7 +344,7 @@ def test_a_server_that_was_away_for_long_tells_its_clients_of_no_hole_as_of_noth
     broadcaster = Broadcaster(stream_settings())
     wanted = written(1)
     broadcaster._announcer.start(broadcaster._backlog.snapshot())
-    peer = RedisPeer("here", "localhost")
+    peer = ChannelClient("here", "localhost")
     broadcaster.join(peer)
     wanted += written(5)
     trimmed(Keep(facts=2 if is_behind else 5))

@@ -25,7 +25,7 @@ from streams.models import Instance, StreamPosition
 from streams.reading.rows import stored_positions
 from streams.testing import as_instance, forget_writers
 from streams.writing import dead_writers
-from streams.writing.control_loop import Background
+from streams.writing.control_loop import ControlLoop
 from streams.writing.process import current_writer, retire_all, use_instance
 from streams.writing.writer import Condition, WriterProcess
 from tests.support.waiting import wait_until
@@ -51,7 +51,7 @@ def another() -> object:
     made: list[WriterProcess] = []
 
     def make(pattern: str) -> WriterProcess:
-        made.append(WriterProcess("default", pattern, Background))
+        made.append(WriterProcess("default", pattern, ControlLoop))
         made[-1].hold()
         return made[-1]
 

@@ -22,7 +22,7 @@ from streams.homeserver import typing
 from streams.load_generator import generator
 from streams.models import StreamPosition
 from streams.models.catalog import TypingUser
-from streams.reading.pokes import CHANNEL, Poke, poke
+from streams.reading.pokes import CHANNEL, PositionNotification, notify_position
 from streams.stream import Stream
 from streams.testing import forget_writers
 from streams.writing import append as appends
@@ -59,7 +59,7 @@ def test_word_of_the_last_life_of_a_stream_does_not_move_its_new_one():
     writer = current_writer()
     with writer._lock:
         with other_writer("other") as cursor:
-            poke(cursor, "typing", "other", 500)
+            notify_position(cursor, "typing", "other", 500)
         assert generator("typing", 0).append(1) == [1]
     wait_until(lambda: stored("typing")["master"].position >= 1, 10, "the fact is announced")
     assert stored("typing")["master"].position == 1
@@ -71,7 +71,7 @@ def test_word_of_another_writer_after_the_beginning_is_believed():
     writer = current_writer()
     writer.tracker(registry.get("typing"))
     with other_writer("other") as cursor:
-        poke(cursor, "typing", "other", 5)
+        notify_position(cursor, "typing", "other", 5)
         wait_until(lambda: writer.trackers["typing"].raw_positions.get("other") == 5, 10, "the other is heard")
 
 
@@ -252,7 +252,7 @@ def heard(cursor: Any) -> list[int | None]:
     """The positions that were told since the cursor's connection listens."""
     own = cursor.connection
     own.poll()
-    return [Poke.parse(notify.payload).position for notify in own.notifies]
+    return [PositionNotification.parse(notify.payload).position for notify in own.notifies]
 
 
 def test_a_transaction_that_the_server_has_forgotten_does_not_keep_the_writer_silent():

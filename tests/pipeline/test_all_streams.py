@@ -27,7 +27,9 @@ def test_every_stream_can_be_read(spark):
         found = facts.orderBy("token").collect()
         tokens = {row["token"] for row in found}
         assert tokens >= set(ids[stream.name]), stream.name
-        assert tokens == set(ids[stream.name]) or stream.name == "caches"  # events that set state invalidate cached values
+        assert (
+            tokens == set(ids[stream.name]) or stream.name == "caches"
+        )  # events that set state invalidate cached values
         assert set(fact_columns(stream.declaration)) <= set(facts.columns)
         assert {row["fact_table"] for row in found} == {table.name for table in stream.declaration.tables}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from events.room.extremities import Leaves
+from events.room.extremities import ForwardExtremities
 from events.room.graph import backward_extremities, causal_order, is_accepted
 
 
@@ -57,7 +57,7 @@ def slow_leaves(nodes):
 
 @given(rooms())
 def test_leaves_equal_the_definition(nodes):
-    leaves = Leaves()
+    leaves = ForwardExtremities()
     for node in nodes:
         if not node.outlier:
             leaves.add(node)
@@ -68,7 +68,7 @@ def test_leaves_equal_the_definition(nodes):
 def test_leaves_of_events_that_are_all_at_hand_are_the_same(nodes):
     by_id = {node.event_id: node for node in nodes if not node.outlier}
     live = any(is_accepted(node) and not node.backfilled for node in nodes)
-    leaves = Leaves(find=lambda ids: [by_id[event_id] for event_id in ids if event_id in by_id], live=live)
+    leaves = ForwardExtremities(find=lambda ids: [by_id[event_id] for event_id in ids if event_id in by_id], live=live)
     for node in nodes:
         if not (node.outlier or (live and node.backfilled)):
             leaves.add(node)

@@ -116,7 +116,7 @@ class ForgetfulRules(AuthRules):
         return super().levels(state, create)
 
 
-class ForgetfulJudge(event_auth.Judge):
+class ForgetfulJudge(event_auth.EventAuthorizer):
     """A judge that asks about every event."""
 
     def rejection(self, event, before):
@@ -159,6 +159,6 @@ def test_what_was_asked_before_is_what_is_asked_anew(version, acts):
     short = room_history(events)
     with (
         patch.object(state_assignment, "AuthRules", ForgetfulRules),
-        patch.object(state_assignment, "Judge", ForgetfulJudge),
+        patch.object(state_assignment, "EventAuthorizer", ForgetfulJudge),
     ):
         assert room_history(events) == short

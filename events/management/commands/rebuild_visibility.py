@@ -16,7 +16,7 @@ from events.arguments import can_be_stored
 from events.integrity.repair import all_rooms, resync_room
 from events.integrity.room_mending import find_damage
 from streams.conf import stream_settings
-from streams.db.consistent_read import one_view
+from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.gc_pause import collector_paused
 from streams.runtime.text import printable
@@ -75,7 +75,7 @@ def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
     """What was found of a room; ``known`` is false where nobody can know who sees what."""
     found = None
     if can_be_stored(room_id):
-        with one_view(using, is_long=True) as cursor, collector_paused():
+        with read_only_snapshot(using, is_long=True) as cursor, collector_paused():
             found = find_damage(cursor, room_id)
     if found is None:
         return {"room_id": room_id, "error": "unknown"}

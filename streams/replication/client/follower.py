@@ -23,9 +23,9 @@ from streams.reading import cache_feed
 from streams.replication.client.connection import Connector, Counters, Link, TcpConnector
 from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, Writers
 from streams.replication.common.command_counts import received_rdata
-from streams.replication.common.command_hooks import tell
+from streams.replication.common.command_hooks import dispatch
 from streams.replication.errors import BadAddress, CatchUpError, WrongRemote
-from streams.replication.protocol.client_state import Speaker
+from streams.replication.protocol.client_state import ClientState
 from streams.replication.protocol.commands import Command, Error, Position, RData, Server, printable
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.protocol.cursors import Cursors, Event, Fact, Gap, Moved, Reset
@@ -64,7 +64,7 @@ class FollowerOptions:
     own_instance: str | None = None
     limits: Limits = field(default_factory=Limits)
     connector: Connector | None = None
-    speaker: Speaker | None = None
+    speaker: ClientState | None = None
 
     def way(self) -> Connector:
         """Returns the connector to the server. Raises `BadAddress` if neither an address nor a connector is given."""
@@ -244,7 +244,7 @@ class Follower:
                     log.warning("follower.server_error", server=str(self.connector), text=printable(text[:500]))
                 case _:
                     self._cursors.end_run()
-                    tell(command)
+                    dispatch(command)
         self._touched |= self._cursors.settled()
         await self._hand_out_linear()
         await self._hand_out()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from streams.replication.protocol.commands import Command
 from streams.runtime.logs import get_logger
 
-__all__ = ["hear", "tell"]
+__all__ = ["dispatch", "subscribe"]
 
 log = get_logger(__name__)
 C = TypeVar("C", bound=Command)
@@ -20,7 +20,7 @@ C = TypeVar("C", bound=Command)
 _handlers: dict[type[Command], list[Callable[[Any], None]]] = {}
 
 
-def hear(kind: type[C], handler: Callable[[C], None]) -> Callable[[], None]:
+def subscribe(kind: type[C], handler: Callable[[C], None]) -> Callable[[], None]:
     """Calls ``handler`` with every command of that class from now on. The returned function ends this."""
     handlers = _handlers.setdefault(kind, [])
     handlers.append(handler)
@@ -32,7 +32,7 @@ def hear(kind: type[C], handler: Callable[[C], None]) -> Callable[[], None]:
     return stop
 
 
-def tell(command: Command) -> None:
+def dispatch(command: Command) -> None:
     """Calls the handlers of the command's class."""
     for handler in list(_handlers.get(type(command), ())):  # a copy: a handler may end its own subscription
         try:

@@ -15,14 +15,14 @@ from typing import Generic, TypeVar
 from streams.db import driver
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["Flusher"]
+__all__ = ["BackgroundWriter"]
 
 log = get_logger(__name__)
 B = TypeVar("B")
 RETRY_SECONDS = 1.0
 
 
-class Flusher(Generic[B]):
+class BackgroundWriter(Generic[B]):
     """A background writer: writes what ``collect`` returns (null: nothing) soon after `wake`.
 
     Two writes are at least ``gap_seconds`` apart. Without `wake`, ``collect`` is called every ``idle_seconds``. ``close`` is

@@ -1,7 +1,7 @@
 """State that a following process reports to its server, and reports again after every reconnect (pure).
 
 It is the sending side of a worker's reports: which users sync here, the position up to which federation was sent, users'
-addresses, and remote servers that are up again. A `Speaker` is given in the follower's options. Without a connection, only
+addresses, and remote servers that are up again. A `ClientState` is given in the follower's options. Without a connection, only
 lasting state is kept: syncing users and the last acknowledgement. Every method raises `UnsendableCommand` if no line can
 carry the command. Assumes one caller at a time, on the follower's event loop.
 """
@@ -21,7 +21,7 @@ from streams.replication.protocol.commands import (
     format_line,
 )
 
-__all__ = ["Speaker"]
+__all__ = ["ClientState"]
 
 #: The same address of a user is reported again only after this time.
 SEEN_AGAIN_MS = 120_000
@@ -29,7 +29,7 @@ SEEN_AGAIN_MS = 120_000
 MOST_ADDRESSES = 10_000
 
 
-class Speaker:
+class ClientState:
     """The reported state of one process.
 
     ``worker_id`` is random per process (version 1.43: five letters). ``instance`` is the instance name. ``now_ms`` returns

@@ -25,11 +25,11 @@ from streams.replication.protocol.connection import ServerConnection
 from streams.replication.redis.connection import RedisConnection, open_redis
 from streams.replication.redis.later_version import LaterLines, is_later
 from streams.replication.server.broadcaster import Broadcaster
-from streams.replication.server.client import Peer
+from streams.replication.server.client import ReplicationClient
 from streams.replication.transport.addresses import RedisAddress
 from streams.runtime.logs import get_logger
 
-__all__ = ["RedisPeer", "RedisPublisher"]
+__all__ = ["ChannelClient", "RedisPublisher"]
 
 log = get_logger(__name__)
 
@@ -97,7 +97,7 @@ class _Waiting:
         self.buffered_bytes = max(self.buffered_bytes - size, 0)
 
 
-class RedisPeer(Peer):
+class ChannelClient(ReplicationClient):
     """The channel as a client of the broadcaster: neither greeting nor keep-alive."""
 
     def __init__(self, address: str, server_name: str) -> None:
@@ -130,8 +130,8 @@ class RedisPublisher:
         self,
         broadcaster: Broadcaster,
         address: RedisAddress,
-        take: Callable[[Peer, list[Command]], None] = lambda peer, commands: None,
-        gone: Callable[[Peer], None] = lambda peer: None,
+        take: Callable[[ReplicationClient, list[Command]], None] = lambda peer, commands: None,
+        gone: Callable[[ReplicationClient], None] = lambda peer: None,
     ) -> None:
         self.channel = address.channel or broadcaster.settings.server_name
         self.links = 0
@@ -179,11 +179,11 @@ class RedisPublisher:
     async def _publish(self) -> None:
         hears = await open_redis(self._address, "replsite-hears")
         says: RedisConnection | None = None
-        peer: RedisPeer | None = None
+        peer: ChannelClient | None = None
         try:
             await hears.ask("SUBSCRIBE", self.channel)
             says = await open_redis(self._address, "replsite-says")
-            peer = RedisPeer(str(self._address), self._broadcaster.settings.server_name)
+            peer = ChannelClient(str(self._address), self._broadcaster.settings.server_name)
             peer.waiting.write(format_line(Replicate()))
             self._broadcaster.join(peer)
             self._broadcaster.answer_replicate(peer)
@@ -201,7 +201,7 @@ class RedisPublisher:
                 if connection is not None:
                     await connection.close()
 
-    async def _say(self, peer: RedisPeer, says: RedisConnection) -> None:
+    async def _say(self, peer: ChannelClient, says: RedisConnection) -> None:
         waiting, later = peer.waiting, LaterLines() if self._is_later else None
         while not waiting.is_closed:
             pieces = waiting.chunk()
@@ -216,7 +216,7 @@ class RedisPublisher:
                 await says.hear(ANSWER_SECONDS)
             waiting.confirmed(sum(map(len, pieces)))
 
-    async def _hear(self, peer: RedisPeer, hears: RedisConnection) -> None:
+    async def _hear(self, peer: ChannelClient, hears: RedisConnection) -> None:
         while True:
             answer = await hears.hear()
             data = answer[2] if isinstance(answer, list) and answer[0] == b"message" else b""

@@ -23,7 +23,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.reading import cache_feed
-from streams.reading.pokes import Poke
+from streams.reading.pokes import PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, rows_that_are_there
 from streams.replication.errors import DatabaseRestored
@@ -38,10 +38,10 @@ from streams.replication.protocol.announcer import (
     position_line,
 )
 from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
-from streams.replication.server.position_cache import HeardPositions
+from streams.replication.server.position_cache import PositionCache
 from streams.writing import dead_writers
 
-__all__ = ["Backlog", "Done", "Round", "read_lines"]
+__all__ = ["BroadcastReader", "Done", "Round", "read_lines"]
 
 #: Rows of one writer in one round; the rest follows in the next.
 ROWS_PER_READ = 1_000
@@ -73,7 +73,7 @@ class Round:
     has_more: set[str] = field(default_factory=set)
 
 
-class Backlog:
+class BroadcastReader:
     """The broadcaster's reading side."""
 
     def __init__(self, announcer: Announcer, using: str, line_limit_bytes: int, name: str) -> None:
@@ -82,8 +82,8 @@ class Backlog:
         self._using = using
         self._name = name
         in_memory = [stream.name for stream in registry.all_streams() if stream.declaration.in_memory]
-        self._heard = HeardPositions(may_begin_anew=in_memory)
-        self._waiting: list[Poke | None] = []
+        self._heard = PositionCache(may_begin_anew=in_memory)
+        self._waiting: list[PositionNotification | None] = []
         """What was heard since the last round or look; null: some may be lost."""
         self._hearing = threading.Lock()
         self._current_at = -math.inf
@@ -93,7 +93,7 @@ class Backlog:
         """Whether it is that of the database at the other end of the present connection."""
         self._connection = driver.KeptConnection(using, name, reads_in_order=True)
 
-    def hear(self, pokes: Sequence[Poke]) -> None:
+    def hear(self, pokes: Sequence[PositionNotification]) -> None:
         """What came, before anybody is asked for a round; none: some may be lost. Called by the listener's thread alone."""
         with self._hearing:
             if pokes and len(self._waiting) + len(pokes) <= MOST_WAITING:
@@ -101,7 +101,7 @@ class Backlog:
             else:
                 self._waiting = [None]
 
-    def _take_heard(self) -> list[Poke | None]:
+    def _take_heard(self) -> list[PositionNotification | None]:
         with self._hearing:
             heard, self._waiting = self._waiting, []
         return heard

@@ -22,15 +22,15 @@ from streams import registry
 from streams.conf import StreamSettings, stream_settings
 from streams.core.names import is_pattern
 from streams.db import driver
-from streams.reading.pokes import Poke, PokeListener
+from streams.reading.pokes import PositionListener, PositionNotification
 from streams.replication.common.command_counts import CommandCounts
 from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.announcer import Announcer, position_line
 from streams.replication.protocol.commands import Command, Position, RData, format_line
 from streams.replication.protocol.connection import CloseReason, Limits
-from streams.replication.server.broadcast_reader import Backlog, Round
-from streams.replication.server.client import Peer
+from streams.replication.server.broadcast_reader import BroadcastReader, Round
+from streams.replication.server.client import ReplicationClient
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["Broadcaster", "process_broadcaster", "silent_seconds"]
@@ -85,7 +85,7 @@ class Broadcaster:
 
     def __init__(self, settings: StreamSettings | None = None, served_by: str = "") -> None:
         self.settings = settings or stream_settings()
-        self.peers: dict[str, Peer] = {}
+        self.peers: dict[str, ReplicationClient] = {}
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
@@ -100,7 +100,7 @@ class Broadcaster:
             },
         )
         name = f"replsite broadcaster {served_by or instance}"
-        self._backlog = Backlog(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
+        self._backlog = BroadcastReader(self._announcer, self.settings.database, self.settings.line_limit_bytes, name)
         self._reader_rows = ReaderRows("connection", served_by or instance, self.settings.database)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="broadcaster")
         self._figure_threads = ThreadPoolExecutor(1, thread_name_prefix="reader-rows")
@@ -111,9 +111,9 @@ class Broadcaster:
         self._in_round = threading.Lock()
         self._all_due = 0.0
         self._is_restored = False
-        self._pokes: PokeListener | None = None
+        self._pokes: PositionListener | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._lost: list[Peer] = []
+        self._lost: list[ReplicationClient] = []
         self._unchecked_bytes = 0
         #: Clients that say a lot take turns; who has said nothing yet stands behind others of that kind only.
         self.turn, self.first_turn = asyncio.Lock(), asyncio.Lock()
@@ -122,7 +122,7 @@ class Broadcaster:
         self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None
         self._others_answered_at = -math.inf
-        self._asked_again: dict[str, Peer] = {}
+        self._asked_again: dict[str, ReplicationClient] = {}
         self._answer_again: asyncio.TimerHandle | None = None
         self._positions_said: tuple[bytes, int] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -161,7 +161,7 @@ class Broadcaster:
         """Take the stored positions as the start; raises when the database cannot be used."""
         self._loop = asyncio.get_running_loop()
         self._announcer.start(await self._in_thread(self._backlog.snapshot))
-        self._pokes = PokeListener(self._poked, self.settings.database, "broadcaster")
+        self._pokes = PositionListener(self._poked, self.settings.database, "broadcaster")
         await self._in_thread(self._pokes.start)
         self._tasks = [
             self._loop.create_task(self._broadcast(), name="broadcast"),
@@ -188,11 +188,11 @@ class Broadcaster:
 
     # --- clients --------------------------------------------------------------------------------------------------
 
-    def join(self, peer: Peer) -> None:
+    def join(self, peer: ReplicationClient) -> None:
         """A client connected: from now on it gets every line."""
         self.peers[peer.key] = peer
 
-    def leave(self, peer: Peer) -> None:
+    def leave(self, peer: ReplicationClient) -> None:
         """A client is gone."""
         if self.peers.pop(peer.key, None) is not None:
             self.counts.add_sent(peer.label, peer.connection.take_words())
@@ -212,7 +212,7 @@ class Broadcaster:
         rest, self._without_rest = self._without_rest, 0.0
         return rest
 
-    def name_peer(self, peer: Peer, name: str) -> None:
+    def name_peer(self, peer: ReplicationClient, name: str) -> None:
         """The client says how it is called; what it was sent before counts as of nobody."""
         self.counts.add_sent(peer.label, peer.connection.take_words())
         peer.name, peer.label = name, self.counts.label(name)
@@ -222,7 +222,7 @@ class Broadcaster:
         for peer in self.peers.values():
             self.counts.add_sent(peer.label, peer.connection.take_words())
 
-    def answer_replicate(self, peer: Peer) -> None:
+    def answer_replicate(self, peer: ReplicationClient) -> None:
         """Tell every client where all writers are: who asked at once, the others soon, once for all who asked.
 
         Who asks again before it could have taken the answer gets one more, for all that it asked meanwhile.
@@ -239,7 +239,7 @@ class Broadcaster:
         self._answer([peer], now)
 
     @staticmethod
-    def _may_be_answered(peer: Peer, now: float) -> bool:
+    def _may_be_answered(peer: ReplicationClient, now: float) -> bool:
         return now >= peer.answered_at + ANSWER_AGAIN_SECONDS and peer.buffered_bytes < ANSWER_TAKEN_BYTES
 
     def _answer_those(self) -> None:
@@ -253,7 +253,7 @@ class Broadcaster:
         if self._asked_again:
             self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
 
-    def _answer(self, peers: list[Peer], now: float) -> None:
+    def _answer(self, peers: list[ReplicationClient], now: float) -> None:
         """A client that comes, asks and goes, again and again, is new each time; others are told no more often for that."""
         self._questions += 1
         self._tell_positions(peers)
@@ -264,7 +264,10 @@ class Broadcaster:
             self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
     def relay(
-        self, commands: Sequence[Command], sender: Peer | None, wants: Callable[[Peer], bool] = lambda peer: True
+        self,
+        commands: Sequence[Command],
+        sender: ReplicationClient | None,
+        wants: Callable[[ReplicationClient], bool] = lambda _: True,
     ) -> None:
         """Send a client's commands to all other clients of this server that want them."""
         lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
@@ -282,7 +285,7 @@ class Broadcaster:
         self._answer_others, self._others_answered_at = None, time.monotonic()
         self._tell_positions([peer for peer in self.peers.values() if peer.answered < self._questions])
 
-    def _tell_positions(self, peers: list[Peer]) -> None:
+    def _tell_positions(self, peers: list[ReplicationClient]) -> None:
         if self._positions_said is None:
             lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
             self._positions_said = b"".join(lines), len(lines)
@@ -291,7 +294,7 @@ class Broadcaster:
         for peer in peers:
             peer.answered = self._questions
 
-    def _write(self, data: bytes, words: Counter[str], peers: list[Peer]) -> None:
+    def _write(self, data: bytes, words: Counter[str], peers: list[ReplicationClient]) -> None:
         now, lines = time.monotonic(), words.total()
         for label, number in Counter(peer.label for peer in peers if peer.is_open).items() if lines else ():
             self.counts.add_sent(label, Counter({word: count * number for word, count in words.items()}))
@@ -303,7 +306,7 @@ class Broadcaster:
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
-    def _poked(self, pokes: list[Poke]) -> None:
+    def _poked(self, pokes: list[PositionNotification]) -> None:
         """Called in the listener's thread, which makes the round itself when no other is under way.
 
         Handing it to the loop, and by that to the database thread, would cost three changes of thread between a commit and
@@ -482,7 +485,7 @@ class Broadcaster:
         for peer in list(self.peers.values()):
             peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
 
-    async def _tell_readers(self, peers: list[Peer]) -> None:
+    async def _tell_readers(self, peers: list[ReplicationClient]) -> None:
         positions, now = self.positions(), time.monotonic()
         rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
         for peer in peers:

@@ -16,7 +16,7 @@ from streams.replication.protocol.connection import CloseReason, Limits, ServerC
 from streams.runtime.logs import get_logger
 from streams.runtime.text import OTHER
 
-__all__ = ["Peer", "Transport"]
+__all__ = ["ReplicationClient", "Transport"]
 
 log = get_logger(__name__)
 
@@ -37,7 +37,7 @@ class Transport(Protocol):
     def abort(self) -> None: ...
 
 
-class Peer:
+class ReplicationClient:
     """A client on a replication connection."""
 
     def __init__(self, connection: ServerConnection, transport: Transport, address: str) -> None:
@@ -65,7 +65,7 @@ class Peer:
         self._drained_at = time.monotonic()
 
     @classmethod
-    def accept(cls, transport: Transport, address: str, server_name: str, limits: Limits) -> Peer:
+    def accept(cls, transport: Transport, address: str, server_name: str, limits: Limits) -> ReplicationClient:
         """Greet a new client."""
         now = time.monotonic()
         peer = cls(ServerConnection(server_name, limits, time.time() - now), transport, address)

@@ -19,7 +19,7 @@ from structlog.contextvars import bind_contextvars
 from streams.replication.protocol.commands import Command, Error, FederationAck, Name, Replicate, printable
 from streams.replication.protocol.connection import CloseReason
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
-from streams.replication.server.client import Peer
+from streams.replication.server.client import ReplicationClient
 from streams.replication.server.worker_reports import WorkerReports, process_reports
 from streams.runtime.logs import get_logger
 
@@ -42,7 +42,7 @@ class ReplicationConsumer(AsyncConsumer):
         self._broadcaster = broadcaster or process_broadcaster()
         own = WorkerReports(broadcaster) if broadcaster is not None else None
         self._reports = reports or own or process_reports()
-        self._peer: Peer | None = None
+        self._peer: ReplicationClient | None = None
         self._has_said_error = False
         self._name: str | None = None
         self._second = 0.0
@@ -87,7 +87,7 @@ class ReplicationConsumer(AsyncConsumer):
         bind_contextvars(address=address)
         await self.send({"type": "tcp.accept"})
         transport = self.scope["extensions"]["tcp.transport"]
-        self._peer = Peer.accept(transport, address, settings.server_name, self._broadcaster.limits)
+        self._peer = ReplicationClient.accept(transport, address, settings.server_name, self._broadcaster.limits)
         self._broadcaster.join(self._peer)
 
     async def _receive(self, data: bytes) -> None:
@@ -116,7 +116,7 @@ class ReplicationConsumer(AsyncConsumer):
         self._bytes_in_second += size
         return self._bytes_in_second <= FREE_BYTES
 
-    def _take(self, peer: Peer, commands: Sequence[Command]) -> None:
+    def _take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
         reported: list[Command] = []
         for command in commands:
             self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
@@ -127,7 +127,7 @@ class ReplicationConsumer(AsyncConsumer):
                 reported.append(command)
         self._reports.take(peer, reported)
 
-    def _handle(self, peer: Peer, command: Command) -> None:
+    def _handle(self, peer: ReplicationClient, command: Command) -> None:
         """The effect of a command on this connection; what it tells everybody is the reports' business."""
         match command:
             case Replicate():
@@ -163,7 +163,7 @@ class ReplicationConsumer(AsyncConsumer):
                 self._log_end(peer)
             self._reports.gone(peer)
 
-    def _log_end(self, peer: Peer) -> None:
+    def _log_end(self, peer: ReplicationClient) -> None:
         connection = peer.connection
         log.info(
             "replication.ended",

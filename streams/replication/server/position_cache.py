@@ -1,14 +1,14 @@
-"""Stored positions as the last look at their table and the pokes since then tell them.
+"""Stored positions, as the last read of their table and the notifications since then give them.
 
-A poke with a position was said by the session of its writer's lock (``streams.reading.pokes.PokeJudge``), in the commit that
-stores it, and pokes come in the order of commits. So the position of a known writer need not be read again when a poke has
-brought it: a round trip less between a commit and its followers. Whatever else happened (a writer came or went) comes as a poke
-without a position, of an unknown or retired writer, or below what is known, and is looked up. So is every poke of a stream that
-may begin anew: a late one could be of its last life.
+A notification with a position was sent by the session of its writer's lock
+(``streams.reading.pokes.NotificationFilter``), in the commit that stores the position. So the position of a known writer
+need not be read again, which saves a round trip between a commit and its followers. In all other cases the table is read:
+a notification without a position, of an unknown or retired writer, or below the known position; and every one of a stream
+whose generation may change, because a late one could be of the last generation.
 
-Assumes that pokes are given in the order in which they came, and none is left out: one of a writer that came back, believed
-after one of a later commit, would find followers told already that this writer has nothing up to there. Whoever may have
-lost one says so with ``forget``.
+Notifications must be applied in commit order, without gaps. Otherwise a returning writer's notification could be applied
+after a later one, when followers were already told that it has no facts there. A caller that may have lost one calls
+``forget``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from streams.core.positions import RETIRED
-from streams.reading.pokes import Poke
+from streams.reading.pokes import PositionNotification
 from streams.reading.rows import StoredPosition
 
-__all__ = ["HeardPositions"]
+__all__ = ["PositionCache"]
 
 
-class HeardPositions:
+class PositionCache:
     """What is known of all streams; for one thread at a time."""
 
     def __init__(self, may_begin_anew: Collection[str] = ()) -> None:
@@ -46,7 +46,7 @@ class HeardPositions:
         else:
             self._known.update({stream: found.get(stream, {}) for stream in only})
 
-    def hear(self, pokes: Iterable[Poke], wanted: Collection[str] = ()) -> set[str]:
+    def hear(self, pokes: Iterable[PositionNotification], wanted: Collection[str] = ()) -> set[str]:
         """Take over what pokes say; the streams that have to be looked up nevertheless, of ``wanted`` the unknown ones, too."""
         unclear = set(wanted) - self._known.keys()
         for poke in pokes:

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 from streams.db import driver
 from streams.reading.notify import NotifyListener
 from streams.reading.trust import TrustedSessions
-from streams.replication.common.command_hooks import tell
-from streams.replication.common.write_behind import Flusher
+from streams.replication.common.command_hooks import dispatch
+from streams.replication.common.write_behind import BackgroundWriter
 from streams.replication.errors import CommandError
 from streams.replication.protocol.commands import (
     LATER_WORDS,
@@ -36,7 +36,7 @@ from streams.replication.protocol.commands import (
     parse_line,
 )
 from streams.replication.server.broadcaster import Broadcaster
-from streams.replication.server.client import Peer
+from streams.replication.server.client import ReplicationClient
 from streams.runtime.logs import get_logger
 
 __all__ = ["CHANNEL", "RELAYED", "Part", "Relay", "notify_all", "parts_of"]
@@ -129,7 +129,7 @@ class Relay:
         self._unfinished_bytes = 0
         using = broadcaster.settings.database
         self._connection = driver.KeptConnection(using, "replsite relay")
-        self._flusher: Flusher[bytes] | None = None
+        self._flusher: BackgroundWriter[bytes] | None = None
         self._listener = _Listener(self, using)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -137,7 +137,7 @@ class Relay:
         """Listen and be ready to tell; raises when the database cannot be used."""
         self._loop = asyncio.get_running_loop()
         await self._loop.run_in_executor(None, self._listener.start)
-        self._flusher = Flusher(
+        self._flusher = BackgroundWriter(
             "relay",
             self._collect,
             self._notify,
@@ -153,7 +153,7 @@ class Relay:
             await self._flusher.stop()
             await self._loop.run_in_executor(None, self._listener.stop)
 
-    def pass_on(self, commands: Sequence[Command], sender: Peer) -> None:
+    def pass_on(self, commands: Sequence[Command], sender: ReplicationClient) -> None:
         """From a client here: to all other clients, to the other servers, and to the handlers of this process."""
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
@@ -172,12 +172,12 @@ class Relay:
             else:
                 self.dropped["relay"] += 1
 
-    def _tell_here(self, commands: Iterable[Command], sender: Peer | None) -> None:
+    def _tell_here(self, commands: Iterable[Command], sender: ReplicationClient | None) -> None:
         known: list[Command] = []
         later: list[Command] = []
         for command in self._only_relayed(commands):
             (later if command.WORD in LATER_WORDS else known).append(command)
-            tell(command)
+            dispatch(command)
         if known:
             self._broadcaster.relay(known, sender)
         if later:

@@ -20,11 +20,11 @@ from streams.db import driver
 from streams.homeserver.federation_queue import free_acknowledged
 from streams.replication.common import worker_sql
 from streams.replication.common.command_counts import read_names
-from streams.replication.common.write_behind import Flusher
+from streams.replication.common.write_behind import BackgroundWriter
 from streams.replication.protocol.commands import Command
 from streams.replication.protocol.report_buffer import ReportBuffer, Reports, Sync
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
-from streams.replication.server.client import Peer
+from streams.replication.server.client import ReplicationClient
 from streams.replication.server.relay import RELAYED, Relay
 from streams.runtime.logs import get_logger
 
@@ -64,20 +64,20 @@ class WorkerReports:
         #: Ports and names may be the same on several hosts.
         self._served_by = f"{served_by or given.instance} on {socket.gethostname()}"
         self._buffer = ReportBuffer(given.worker_report_limit)
-        self._peers: dict[str, Peer] = {}
+        self._peers: dict[str, ReplicationClient] = {}
         self._told: dict[str, float] = {}
         self._counted: Counter[tuple[str, str]] = Counter()
         self._count_due = self._forget_due = 0.0
         self._relay_second, self._relayed = -math.inf, 0
         self._connection = driver.KeptConnection(given.database, "replsite worker reports")
-        self._flusher: Flusher[_Batch] | None = None
+        self._flusher: BackgroundWriter[_Batch] | None = None
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Forget what an earlier life of this server left; raises when the database cannot be used."""
         await self.relay.start()
-        self._flusher = Flusher(
+        self._flusher = BackgroundWriter(
             "worker-reports",
             self._collect,
             self._write,
@@ -98,7 +98,7 @@ class WorkerReports:
 
     # --- what is said ---------------------------------------------------------------------------------------------
 
-    def take(self, peer: Peer, commands: Sequence[Command]) -> None:
+    def take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
         """The commands of one piece of input; those that are neither told to everybody nor reports are ignored."""
         relayed = self._within_rate(peer, [command for command in commands if isinstance(command, RELAYED)])
         if relayed:
@@ -113,7 +113,7 @@ class WorkerReports:
         """Count a report that does not count."""
         self._buffer.dropped[command.WORD] += 1
 
-    def _within_rate(self, peer: Peer, commands: list[Command]) -> list[Command]:
+    def _within_rate(self, peer: ReplicationClient, commands: list[Command]) -> list[Command]:
         """What may be told to everybody, which costs as much as there are clients; the rest of a flood is dropped."""
         if not commands:
             return commands
@@ -129,7 +129,7 @@ class WorkerReports:
         self.relay.dropped.update(command.WORD for command in commands[len(taken) :])
         return taken
 
-    def gone(self, peer: Peer) -> None:
+    def gone(self, peer: ReplicationClient) -> None:
         """The connection has ended."""
         if self._peers.pop(peer.key, None) is not None:
             self._told.pop(peer.key, None)

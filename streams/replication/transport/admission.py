@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 from streams.replication.protocol.access import Speech
 from streams.replication.transport.tls import Refusal, refusal_of
 
-__all__ = ["Gate", "GateKeeper"]
+__all__ = ["Admission", "AdmissionOwner"]
 
 #: The first byte of a TLS handshake; no line of the protocol begins with it.
 _HANDSHAKE = 0x16
@@ -31,19 +31,19 @@ _NEEDS_TLS = b"ERROR this port speaks TLS only: connect with a client certificat
 _NEEDS_CERTIFICATE = b"ERROR a client certificate is needed, from an authority that this server trusts\n"
 
 
-class GateKeeper(Protocol):
+class AdmissionOwner(Protocol):
     """What a gate needs of its server."""
 
     handshake_limit_seconds: float
 
     def tls_context(self) -> ssl.SSLContext: ...
-    def entered(self, gate: Gate, host: str) -> Refusal | None:
+    def entered(self, gate: Admission, host: str) -> Refusal | None:
         """Why there is no room for one more; None: there is."""
 
-    def passed(self, gate: Gate, above: asyncio.Protocol) -> None:
+    def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
         """The gate is out of the way, or the transport of the protocol above."""
 
-    def left(self, gate: Gate) -> None:
+    def left(self, gate: Admission) -> None:
         """The connection at the gate is gone."""
 
     def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
@@ -58,10 +58,10 @@ class _State(enum.Enum):
     HANDED_OVER = "handed over"
 
 
-class Gate(asyncio.Protocol):
+class Admission(asyncio.Protocol):
     """One connection that is not admitted yet; with TLS its transport for life."""
 
-    def __init__(self, keeper: GateKeeper, speech_of: Callable[[str], Speech], above: asyncio.Protocol) -> None:
+    def __init__(self, keeper: AdmissionOwner, speech_of: Callable[[str], Speech], above: asyncio.Protocol) -> None:
         self._keeper = keeper
         self._speech_of = speech_of
         self._above = above

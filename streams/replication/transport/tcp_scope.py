@@ -25,7 +25,7 @@ from daphne.server import twisted_loop
 from twisted.internet import defer, reactor
 
 from streams.replication.protocol.access import Access
-from streams.replication.transport.admission import Gate
+from streams.replication.transport.admission import Admission
 from streams.replication.transport.http_limits import HttpBounds, HttpLimits
 from streams.replication.transport.kernel_buffers import kernel_bytes
 from streams.replication.transport.tcp_places import TcpPlaces
@@ -292,15 +292,15 @@ class AsgiServer(DaphneServer):
 
     # --- connections ----------------------------------------------------------------------------------------------
 
-    def entered(self, gate: Gate, host: str) -> Refusal | None:
+    def entered(self, gate: Admission, host: str) -> Refusal | None:
         """A connection at the gate; why there is no room for it."""
         return self._places.enter(gate, host)
 
-    def left(self, gate: Gate) -> None:
+    def left(self, gate: Admission) -> None:
         """It is gone."""
         self._places.leave(gate)
 
-    def passed(self, gate: Gate, above: asyncio.Protocol) -> None:
+    def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
         """It came through the gate: the connection goes on as the protocol above."""
         self._places.hand_on(gate, cast(TcpConnection, above))
 
@@ -350,8 +350,8 @@ class AsgiServer(DaphneServer):
         self.http_limits.apply(self.http_factory)
         self._starting = asyncio.ensure_future(self._start(), loop=twisted_loop)
 
-    def _gate(self) -> Gate:
-        return Gate(self, self._access.of, TcpConnection(self))
+    def _gate(self) -> Admission:
+        return Admission(self, self._access.of, TcpConnection(self))
 
     async def _start(self) -> None:
         try:

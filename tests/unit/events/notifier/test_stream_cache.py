@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from events.notifier.routing import Kind, room_in
-from events.notifier.stream_cache import ONE_LANE, HotStream, Lane
+from events.notifier.routing import Target, room_in
+from events.notifier.stream_cache import ONE_LANE, StreamCache, WriterChanges
 from streams.core.tokens import VectorToken
 
 
-def stream(**positions: int) -> HotStream:
-    found = HotStream("receipts", room_in(0), 100)
+def stream(**positions: int) -> StreamCache:
+    found = StreamCache("receipts", room_in(0), 100)
     found.positions, found.fed = dict(positions), dict(positions)
     found.begin({})
     return found
@@ -21,7 +21,7 @@ def test_it_begins_at_the_linear_position_with_those_ahead():
 def test_a_position_shows_after_its_rows_were_fed():
     found = stream(a=5, b=5)
     lane = found.lane("a", 8)
-    assert lane == Lane("receipts", "a", 5, 8)
+    assert lane == WriterChanges("receipts", "a", 5, 8)
     found.heard("a", 8)
     assert found.token == VectorToken(5)
     found.advance([lane])
@@ -32,14 +32,14 @@ def test_the_base_follows_the_slowest():
     found = stream(a=5, b=5)
     for writer, upto in (("a", 8), ("b", 7)):
         found.heard(writer, upto)
-        found.advance([Lane("receipts", writer, 5, upto)])
+        found.advance([WriterChanges("receipts", writer, 5, upto)])
     assert found.token == VectorToken.of(7, {"a": 8})
 
 
 def test_own_facts_show_before_they_are_announced_but_move_no_base():
     """Another writer may have joined whose facts lie below, and of whom this process has not heard."""
     found = stream(a=5)
-    found.advance([Lane("receipts", "a", 5, 9)])
+    found.advance([WriterChanges("receipts", "a", 5, 9)])
     assert found.token == VectorToken.of(5, {"a": 9})
     found.heard("a", 9)
     found.advance([])
@@ -52,7 +52,7 @@ def test_a_writer_that_comes_is_fed_from_the_base_on():
     assert found.lane("b", 5) is None
     found.advance([])
     assert found.token == VectorToken(5)
-    assert found.lane("b", 7) == Lane("receipts", "b", 5, 7)
+    assert found.lane("b", 7) == WriterChanges("receipts", "b", 5, 7)
 
 
 def test_a_writer_that_retires_holds_nothing_back():
@@ -78,19 +78,19 @@ def test_the_base_never_falls():
 
 def test_rows_are_remembered_by_writer():
     found = stream(a=5, b=5)
-    assert found.note("b", 7, ["!r"]) == [(Kind.ROOM, "!r")]
-    assert found.changes[Kind.ROOM].changed_since(VectorToken(5)) == {"!r"}
-    assert found.changes[Kind.ROOM].changed_since(VectorToken.of(5, {"b": 7})) == frozenset()
+    assert found.note("b", 7, ["!r"]) == [(Target.ROOM, "!r")]
+    assert found.changes[Target.ROOM].changed_since(VectorToken(5)) == {"!r"}
+    assert found.changes[Target.ROOM].changed_since(VectorToken.of(5, {"b": 7})) == frozenset()
 
 
 def test_a_stream_in_memory_is_one_lane():
-    found = HotStream("typing", room_in(0), 100, generation=3)
+    found = StreamCache("typing", room_in(0), 100, generation=3)
     found.fed = {ONE_LANE: 4}
     found.begin({})
     found.note("whoever", 6, ["!r"])
-    found.advance([Lane("typing", ONE_LANE, 4, 6)])
+    found.advance([WriterChanges("typing", ONE_LANE, 4, 6)])
     assert found.at == (VectorToken(6), 3)
-    assert found.changes[Kind.ROOM].changed_since(VectorToken(5)) == {"!r"}
+    assert found.changes[Target.ROOM].changed_since(VectorToken(5)) == {"!r"}
 
 
 def test_own_facts_move_no_base_before_anybody_is_known_to_write():
@@ -99,11 +99,11 @@ def test_own_facts_move_no_base_before_anybody_is_known_to_write():
     found.positions = {}
     found.advance([])
     found.writes("a")
-    found.advance([Lane("receipts", "a", 5, 9)])
+    found.advance([WriterChanges("receipts", "a", 5, 9)])
     assert found.token == VectorToken.of(5, {"a": 9})
     found.positions = {"a": 9, "b": 5}
     found.advance([])
     assert found.token == VectorToken.of(5, {"a": 9})
     found.heard("b", 8)
-    found.advance([Lane("receipts", "b", 5, 8)])
+    found.advance([WriterChanges("receipts", "b", 5, 8)])
     assert found.token == VectorToken.of(8, {"a": 9})

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 
-from events.notifier.waiters import HotWaiter, HotWaiters
+from events.notifier.waiters import RoutedWaiter, RoutedWaiters
 
 
-def waiter(user: str, *rooms: str) -> HotWaiter:
-    return HotWaiter(user, frozenset(rooms), object())
+def waiter(user: str, *rooms: str) -> RoutedWaiter:
+    return RoutedWaiter(user, frozenset(rooms), object())
 
 
-def filled(*waiters: HotWaiter, limit: int = 100) -> HotWaiters:
-    found = HotWaiters(limit)
+def filled(*waiters: RoutedWaiter, limit: int = 100) -> RoutedWaiters:
+    found = RoutedWaiters(limit)
     for one in waiters:
         assert found.add(one)
     return found
@@ -69,7 +69,7 @@ def test_who_leaves_makes_room_and_may_leave_twice():
 
 def test_a_change_of_a_room_is_cheap_among_thousands_in_thousands_of_rooms():
     rooms = frozenset(f"!{n}" for n in range(1000))
-    waiters = filled(*(HotWaiter(f"@{n}:x", rooms, None) for n in range(1000)), limit=1000)
+    waiters = filled(*(RoutedWaiter(f"@{n}:x", rooms, None) for n in range(1000)), limit=1000)
     begun = time.perf_counter()
     for _ in range(20):
         assert waiters.take_concerned(["@none:x"], {"!other"}) == []

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from events.room.extremities import Leaves
+from events.room.extremities import ForwardExtremities
 from events.room.graph import backward_extremities, causal_order, cycles
 
 
@@ -21,7 +21,7 @@ class Node:
 
 
 def leaves_of(*nodes):
-    found = Leaves()
+    found = ForwardExtremities()
     for node in nodes:
         found.add(node)
     return list(found.current)
@@ -111,7 +111,7 @@ def test_gap_below_a_rejected_event_counts():
 
 
 def grown(*nodes):
-    found = Leaves()
+    found = ForwardExtremities()
     for one in nodes:
         found.add(one)
     return found

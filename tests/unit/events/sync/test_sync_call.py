@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from events.errors import BadQuestion
-from events.notifier.routing import Kind
+from events.errors import InvalidQuery
+from events.notifier.routing import Target
 from events.sync.providers import NewestRows, StreamChanges, join_sync
 from events.sync.sync import SyncAnswer, resync_user, sync
 from streams.errors import UnknownStream
@@ -15,25 +15,25 @@ ALICE = "@alice:x"
 
 @pytest.mark.parametrize("user", ["", "\0", "\ud800", None, 5])
 def test_what_is_no_user_is_refused(user):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         sync(user)
 
 
 @pytest.mark.parametrize("seconds", [-1, 1e9, float("nan"), "5", None, []])
 def test_a_time_that_cannot_be_waited_is_refused(seconds):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         sync(ALICE, timeout_seconds=seconds)
 
 
 @pytest.mark.parametrize("events", [0, -1, 1.5, True])
 def test_a_limit_that_cannot_be_is_refused(events):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         sync(ALICE, events=events)
 
 
 @pytest.mark.parametrize("user", ["", "\0"])
 def test_a_mark_is_for_a_user(user):
-    with pytest.raises(BadQuestion):
+    with pytest.raises(InvalidQuery):
         resync_user(user)
 
 
@@ -56,6 +56,6 @@ def test_what_brings_nothing_is_false():
 
 def test_only_streams_that_there_are_join_and_each_once():
     with pytest.raises(UnknownStream):
-        join_sync(NewestRows("no_such_stream", Kind.USER, "user_id", ("user_id",)))
+        join_sync(NewestRows("no_such_stream", Target.USER, "user_id", ("user_id",)))
     with pytest.raises(ValueError, match="say it once"):
-        join_sync(NewestRows("receipts", Kind.ROOM, "room_id", ("room_id",)))
+        join_sync(NewestRows("receipts", Target.ROOM, "room_id", ("room_id",)))

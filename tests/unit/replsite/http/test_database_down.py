@@ -10,7 +10,7 @@ from django.db import InterfaceError, OperationalError, ProgrammingError
 from django.test import RequestFactory
 
 from replsite.http import database_down
-from replsite.http.database_down import AWAY, DatabaseAwayMiddleware, DenyWhileDatabaseAway, away_response, handler500
+from replsite.http.database_down import AWAY, DatabaseDownMiddleware, DenyWhileDatabaseAway, away_response, handler500
 
 GONE = OperationalError('connection to server at "10.1.2.3", port 5432 failed: secret')
 
@@ -46,12 +46,12 @@ def test_programs_get_json():
 
 @pytest.mark.parametrize("error", [GONE, InterfaceError("connection already closed")])
 def test_errors_of_views_are_answered(error):
-    assert DatabaseAwayMiddleware(lambda request: None).process_exception(request(), error).status_code == 503
+    assert DatabaseDownMiddleware(lambda request: None).process_exception(request(), error).status_code == 503
 
 
 @pytest.mark.parametrize("error", [ProgrammingError("no such table"), ValueError("x")])
 def test_other_errors_are_not_hidden(error):
-    assert DatabaseAwayMiddleware(lambda request: None).process_exception(request(), error) is None
+    assert DatabaseDownMiddleware(lambda request: None).process_exception(request(), error) is None
 
 
 def test_errors_outside_of_views_are_answered_as_well():

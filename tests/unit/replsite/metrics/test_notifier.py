@@ -6,11 +6,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from events.notifier import notifier
-from events.notifier.cache import HotFigures
+from events.notifier.cache import NotifierFigures
 from replsite.metrics.process import ProcessCollector
 
 
-def scrape(monkeypatch: pytest.MonkeyPatch, figures: HotFigures | None) -> set[str]:
+def scrape(monkeypatch: pytest.MonkeyPatch, figures: NotifierFigures | None) -> set[str]:
     monkeypatch.setattr(notifier, "figures", lambda: figures)
     registry = CollectorRegistry()
     registry.register(ProcessCollector())
@@ -19,7 +19,7 @@ def scrape(monkeypatch: pytest.MonkeyPatch, figures: HotFigures | None) -> set[s
 
 
 def test_figures_are_exported(monkeypatch):
-    found = scrape(monkeypatch, HotFigures(2, 3, {"events": 7}, {"woken": 5, "refused": 1, "connection": 4}))
+    found = scrape(monkeypatch, NotifierFigures(2, 3, {"events": 7}, {"woken": 5, "refused": 1, "connection": 4}))
     assert found == {
         "replsite_hot_waiters 2.0",
         "replsite_hot_woken_total 5.0",

@@ -5,28 +5,28 @@ import pytest
 from events.declarations import EVENTS
 from streams.catalog.declarations import CACHES
 from streams.core.declaration import Column, ColumnKind, FactTable
-from streams.core.row_format import IsSet, Literal, Shape, row_sql
+from streams.core.row_format import IsSet, Literal, RowFormat, row_sql
 
 COLUMNS = (Column("a", ColumnKind.TEXT), Column("b", ColumnKind.BIGINT, nullable=True))
 
 
 def test_a_flat_shape_is_the_list_of_its_columns():
-    assert Shape(COLUMNS, "b", "a")(["x", 1]) == [1, "x"]
+    assert RowFormat(COLUMNS, "b", "a")(["x", 1]) == [1, "x"]
 
 
 def test_shapes_nest():
-    assert Shape(COLUMNS, Literal("ev"), ("a", IsSet("b")))(["x", None]) == ["ev", ["x", False]]
+    assert RowFormat(COLUMNS, Literal("ev"), ("a", IsSet("b")))(["x", None]) == ["ev", ["x", False]]
 
 
 def test_an_unknown_column_is_named():
     with pytest.raises(ValueError, match="'c'"):
-        Shape(COLUMNS, "c")
+        RowFormat(COLUMNS, "c")
 
 
 @pytest.mark.parametrize("text", ['"', "\\", "'", "ä", "%", "\n"])
 def test_a_literal_needs_no_escapes(text):
     with pytest.raises(ValueError, match="literal"):
-        Shape(COLUMNS, Literal(text))
+        RowFormat(COLUMNS, Literal(text))
 
 
 def test_rows_of_the_events_stream():

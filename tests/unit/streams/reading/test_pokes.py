@@ -10,7 +10,7 @@ import pytest
 
 from streams.db import driver
 from streams.reading import pokes, trust
-from streams.reading.pokes import Poke, PokeJudge
+from streams.reading.pokes import NotificationFilter, PositionNotification
 from streams.reading.trust import OneTimeWords
 
 
@@ -59,11 +59,11 @@ def table() -> Table:
 
 
 @pytest.fixture
-def judge(clock) -> PokeJudge:
-    return PokeJudge()
+def judge(clock) -> NotificationFilter:
+    return NotificationFilter()
 
 
-LOOK = Poke("caches", "", None)
+LOOK = PositionNotification("caches", "", None)
 
 
 @pytest.fixture
@@ -79,23 +79,31 @@ def says() -> Callable[..., str]:
 
 def test_the_session_of_the_writers_lock_is_believed_and_asked_about_once(judge, table, clock, says):
     for number in range(2, 100):
-        assert judge.judge([(7, says("north", number))], table.cursor) == [Poke("caches", "north", number)]
+        assert judge.judge([(7, says("north", number))], table.cursor) == [
+            PositionNotification("caches", "north", number)
+        ]
         clock.now += 0.01
     assert table.asked == 1
 
 
 def test_several_at_once_are_asked_about_once(judge, table, clock, says):
     heard = [(7, says("north", 2)), (8, says("south", 3)), (7, says("north", 4))]
-    told = [Poke("caches", "north", 2), Poke("caches", "south", 3), Poke("caches", "north", 4)]
+    told = [
+        PositionNotification("caches", "north", 2),
+        PositionNotification("caches", "south", 3),
+        PositionNotification("caches", "north", 4),
+    ]
     assert judge.judge(heard, table.cursor) == told
-    assert judge.judge([(7, says("north", 5))], table.cursor) == [Poke("caches", "north", 5)]
+    assert judge.judge([(7, says("north", 5))], table.cursor) == [PositionNotification("caches", "north", 5)]
     assert table.asked == 1
 
 
 def test_without_words_each_is_asked_about(judge, table, clock):
     """What a writer of a version without words says, and the entry of one that comes."""
     for number in range(2, 10):
-        assert judge.judge([(7, f"caches north {number}")], table.cursor) == [Poke("caches", "north", number)]
+        assert judge.judge([(7, f"caches north {number}")], table.cursor) == [
+            PositionNotification("caches", "north", number)
+        ]
     assert table.asked == 8
 
 
@@ -105,7 +113,7 @@ def test_who_got_the_number_of_a_killed_writer_is_not_believed_at_any_time(judge
     last = says("north", 2)
     judge.judge([(7, last)], table.cursor)
     last = says("north", 3)
-    assert judge.judge([(7, last)], table.cursor) == [Poke("caches", "north", 3)]
+    assert judge.judge([(7, last)], table.cursor) == [PositionNotification("caches", "north", 3)]
     del table.sessions["north"]
     words = last.split(" ", 3)[3]
     word, digest = words.split(" ")
@@ -119,8 +127,8 @@ def test_a_link_that_is_missing_is_asked_about(judge, table, clock, says):
     """The announcement was not sent, or its stream moved by somebody else's word."""
     judge.judge([(7, says("north", 2))], table.cursor)
     says("north", 3)
-    assert judge.judge([(7, says("north", 4))], table.cursor) == [Poke("caches", "north", 4)]
-    assert judge.judge([(7, says("north", 5))], table.cursor) == [Poke("caches", "north", 5)]
+    assert judge.judge([(7, says("north", 4))], table.cursor) == [PositionNotification("caches", "north", 4)]
+    assert judge.judge([(7, says("north", 5))], table.cursor) == [PositionNotification("caches", "north", 5)]
     assert table.asked == 2
 
 
@@ -130,7 +138,7 @@ def test_words_belong_to_session_writer_and_stream(judge, table, clock, says):
     del table.sessions["north"]
     assert judge.judge([(8, f"caches north 9 {words}"), (7, f"events north 9 {words}")], table.cursor) == [
         LOOK,
-        Poke("events", "", None),
+        PositionNotification("events", "", None),
     ]
 
 
@@ -152,19 +160,19 @@ def test_nothing_of_a_stream_goes_before_its_look(judge, table, clock, says):
     """A enters and cannot be proved; what B said after it would pass A's facts."""
     judge.judge([(7, says("north", 2)), (7, says("north", 2, "events")), (1, "caches x")], table.cursor)
     heard = [(1, "caches ghost 5"), (7, says("north", 7)), (7, says("north", 3, "events"))]
-    assert judge.judge(heard, table.cursor) == [Poke("events", "north", 3)]
+    assert judge.judge(heard, table.cursor) == [PositionNotification("events", "north", 3)]
     assert judge.judge([(7, says("north", 8))], table.cursor) == []
     assert 0 < judge.due_seconds <= trust.LOOK_GAP_SECONDS
     clock.now += trust.LOOK_GAP_SECONDS
     assert judge.judge([], table.cursor) == [LOOK]
     assert judge.due_seconds is None
-    assert judge.judge([(7, says("north", 9))], table.cursor) == [Poke("caches", "north", 9)]
+    assert judge.judge([(7, says("north", 9))], table.cursor) == [PositionNotification("caches", "north", 9)]
 
 
 def test_a_writer_that_took_its_name_again_is_believed_at_once(judge, table, clock):
     judge.judge([(7, "caches north 2")], table.cursor)
     table.sessions["north"] = 9
-    assert judge.judge([(9, "caches north 3")], table.cursor) == [Poke("caches", "north", 3)]
+    assert judge.judge([(9, "caches north 3")], table.cursor) == [PositionNotification("caches", "north", 3)]
 
 
 def test_a_flood_costs_few_looks_and_no_memory(judge, table, clock):
@@ -181,21 +189,24 @@ def test_a_flood_costs_few_looks_and_no_memory(judge, table, clock):
 def test_what_others_say_is_hardly_read(judge, table, monkeypatch):
     """A flood goes as fast as PostgreSQL: with each word read followers fell behind for minutes."""
     read = []
-    parse = Poke.parse
+    parse = PositionNotification.parse
 
-    def counted(payload: str) -> Poke:
+    def counted(payload: str) -> PositionNotification:
         read.append(payload)
         return parse(payload)
 
-    monkeypatch.setattr(Poke, "parse", counted)
+    monkeypatch.setattr(PositionNotification, "parse", counted)
     flood = [(1, f"caches w{number} {number}") for number in range(1_000)]
-    assert judge.judge([*flood, (7, "events north 2")], table.cursor) == [LOOK, Poke("events", "north", 2)]
+    assert judge.judge([*flood, (7, "events north 2")], table.cursor) == [
+        LOOK,
+        PositionNotification("events", "north", 2),
+    ]
     assert set(read) == {"events north 2"}
 
 
 def test_the_writer_itself_needs_no_table(table, clock):
-    judge = PokeJudge(own=(5, "own"))
-    assert judge.judge([(5, "caches own 3")], table.cursor) == [Poke("caches", "own", 3)]
+    judge = NotificationFilter(own=(5, "own"))
+    assert judge.judge([(5, "caches own 3")], table.cursor) == [PositionNotification("caches", "own", 3)]
     assert table.asked == 0
     assert judge.judge([(5, "caches north 3")], table.cursor) == [LOOK]
 

@@ -22,7 +22,7 @@ def manager(tmp_path: Path, settings):
 
 
 def test_words_come_in_one_datagram(manager):
-    systemd.tell(systemd.READY, "STATUS=ready readers=billing")
+    systemd.notify(systemd.READY, "STATUS=ready readers=billing")
     assert manager.recv(1000) == b"READY=1\nSTATUS=ready readers=billing"
 
 
@@ -32,19 +32,19 @@ def test_a_socket_without_a_file(settings):
         listening.bind("")  # the kernel gives it a name
         name = listening.getsockname()
         settings.REPLSITE_NOTIFY_SOCKET = "@" + name[1:].decode()
-        systemd.tell(systemd.READY)
+        systemd.notify(systemd.READY)
         assert listening.recv(100) == b"READY=1"
 
 
 @pytest.mark.parametrize("address", ["", "/nowhere/at/all", "/" + "x" * 200])
 def test_a_manager_that_is_not_there_is_no_error(settings, address):
     settings.REPLSITE_NOTIFY_SOCKET = address
-    systemd.tell(systemd.READY)
+    systemd.notify(systemd.READY)
 
 
 def test_a_manager_that_does_not_read_holds_nobody_up(manager):
     for _ in range(10_000):
-        systemd.tell(systemd.ALIVE)
+        systemd.notify(systemd.ALIVE)
     assert manager.recv(100) == b"WATCHDOG=1"
 
 

@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from streams.replication.common import write_behind
-from streams.replication.common.write_behind import Flusher
+from streams.replication.common.write_behind import BackgroundWriter
 from tests.support.async_waiting import wait_for
 
 
@@ -45,7 +45,7 @@ def sink():
 @pytest.fixture
 async def flusher(sink, monkeypatch):
     monkeypatch.setattr(write_behind, "RETRY_SECONDS", 0.01)
-    made = Flusher("test", sink.collect, sink.write, gap_seconds=0.01, idle_seconds=60.0, close=sink.close)
+    made = BackgroundWriter("test", sink.collect, sink.write, gap_seconds=0.01, idle_seconds=60.0, close=sink.close)
     made.start()
     yield made
     await made.stop()
@@ -91,7 +91,7 @@ async def test_a_batch_that_cannot_be_written_does_not_keep_later_ones_back(flus
 
 
 async def test_what_waits_is_written_at_the_end(sink):
-    flusher = Flusher("test", sink.collect, sink.write, gap_seconds=60.0, idle_seconds=60.0)
+    flusher = BackgroundWriter("test", sink.collect, sink.write, gap_seconds=60.0, idle_seconds=60.0)
     flusher.start()
     sink.waiting.append(1)
     await flusher.stop()
@@ -106,7 +106,7 @@ async def test_a_write_that_is_under_way_at_the_end_happens_once(sink):
         go_on.wait(10)
         sink.written.append(batch)
 
-    flusher = Flusher("test", sink.collect, write, gap_seconds=0.01)
+    flusher = BackgroundWriter("test", sink.collect, write, gap_seconds=0.01)
     flusher.start()
     sink.waiting.append(1)
     flusher.wake()
@@ -119,7 +119,7 @@ async def test_a_write_that_is_under_way_at_the_end_happens_once(sink):
 
 
 async def test_it_looks_by_itself_now_and_then(sink):
-    flusher = Flusher("test", sink.collect, sink.write, gap_seconds=0.01, idle_seconds=0.02)
+    flusher = BackgroundWriter("test", sink.collect, sink.write, gap_seconds=0.01, idle_seconds=0.02)
     flusher.start()
     sink.waiting.append(1)
     await wait_for(lambda: sink.written == [[1]])
@@ -127,7 +127,7 @@ async def test_it_looks_by_itself_now_and_then(sink):
 
 
 async def test_errors_of_the_first_work_are_the_callers(sink):
-    flusher = Flusher("test", sink.collect, sink.write, gap_seconds=0.01)
+    flusher = BackgroundWriter("test", sink.collect, sink.write, gap_seconds=0.01)
     with pytest.raises(ZeroDivisionError):
         await flusher.run(lambda: 1 / 0)
     await flusher.stop()

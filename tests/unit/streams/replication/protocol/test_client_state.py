@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.replication.errors import UnsendableCommand
-from streams.replication.protocol.client_state import MOST_ADDRESSES, Speaker
+from streams.replication.protocol.client_state import MOST_ADDRESSES, ClientState
 from streams.replication.protocol.commands import (
     ClearUserSync,
     FederationAck,
@@ -28,7 +28,7 @@ def clock():
 
 @pytest.fixture
 def speaker(clock):
-    made = Speaker("zHeCu", "worker1", lambda: clock.ms)
+    made = ClientState("zHeCu", "worker1", lambda: clock.ms)
     made.said = []
     made.attach(made.said.append)
     return made

@@ -8,14 +8,14 @@ import uvloop
 
 from streams.replication.protocol.commands import Name, RemoteServerUp
 from streams.replication.protocol.connection import CloseReason, Limits
-from streams.replication.server.client import Peer
+from streams.replication.server.client import ReplicationClient
 from streams.replication.transport.testing import MemoryTransport
 from tests.support.async_waiting import wait_for
 
 
 @pytest.fixture
 async def peer():
-    made = Peer.accept(MemoryTransport(), "127.0.0.1:5", "example.org", Limits())
+    made = ReplicationClient.accept(MemoryTransport(), "127.0.0.1:5", "example.org", Limits())
     yield made
     made.lost()
 
@@ -71,7 +71,7 @@ async def test_a_slow_client_that_takes_something_is_kept(peer):
 
 
 async def test_an_idle_client_is_pinged():
-    made = Peer.accept(MemoryTransport(), "", "a", Limits(ping_interval_seconds=0.02))
+    made = ReplicationClient.accept(MemoryTransport(), "", "a", Limits(ping_interval_seconds=0.02))
     await wait_for(lambda: made._transport.sent.count(b"PING") >= 3)
     made.lost()
 
@@ -83,7 +83,7 @@ async def test_a_client_that_is_sent_nothing_again_and_again_is_pinged(peer):
 
 
 async def test_a_client_that_does_not_go_is_aborted():
-    made = Peer.accept(MemoryTransport(), "", "a", Limits(abort_after_seconds=0.02))
+    made = ReplicationClient.accept(MemoryTransport(), "", "a", Limits(abort_after_seconds=0.02))
     made.close(CloseReason.STOPPING)
     await wait_for(lambda: made._transport.is_aborted)
     made.lost()
@@ -96,7 +96,7 @@ async def test_figures_tell_the_reason_of_the_end(peer):
 
 def test_a_deadline_that_has_come_already_has_a_handle_without_a_time_on_uvloop():
     async def late() -> list[Name]:
-        peer = Peer.accept(MemoryTransport(), "", "example.org", Limits(ping_interval_seconds=0.001))
+        peer = ReplicationClient.accept(MemoryTransport(), "", "example.org", Limits(ping_interval_seconds=0.001))
         while time.monotonic() < peer.connection.deadline:  # the loop was busy
             pass
         peer.flush()

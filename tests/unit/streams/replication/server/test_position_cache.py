@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from streams.reading.pokes import Poke
+from streams.reading.pokes import PositionNotification
 from streams.reading.rows import StoredPosition
-from streams.replication.server.position_cache import HeardPositions
+from streams.replication.server.position_cache import PositionCache
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -18,42 +18,42 @@ def row(writer: str, position: int, state: str = "active", stream: str = "caches
 
 
 @pytest.fixture
-def heard() -> HeardPositions:
-    known = HeardPositions()
+def heard() -> PositionCache:
+    known = PositionCache()
     known.looked(
         {"caches": {"north": row("north", 5), "south": row("south", 7), "gone": row("gone", 3, "retired")}}, None
     )
     return known
 
 
-def positions(heard: HeardPositions, stream: str = "caches") -> dict[str, int]:
+def positions(heard: PositionCache, stream: str = "caches") -> dict[str, int]:
     return {writer: stored.position for writer, stored in heard.of([stream])[stream].items()}
 
 
 def test_a_known_writers_position_is_taken_from_the_poke(heard):
-    assert heard.hear([Poke("caches", "north", 6), Poke("caches", "north", 9)]) == set()
+    assert heard.hear([PositionNotification("caches", "north", 6), PositionNotification("caches", "north", 9)]) == set()
     assert positions(heard) == {"north": 9, "south": 7, "gone": 3}
 
 
 def test_a_poke_that_tells_nothing_new_is_no_reason_to_look(heard):
-    assert heard.hear([Poke("caches", "south", 7)]) == set()
+    assert heard.hear([PositionNotification("caches", "south", 7)]) == set()
     assert positions(heard)["south"] == 7
 
 
 @pytest.mark.parametrize(
     "poke",
     [
-        Poke("caches", "north", None),
-        Poke("caches", "newcomer", 9),
-        Poke("caches", "gone", 9),
-        Poke("caches", "south", 1),
-        Poke("events", "north", 9),
+        PositionNotification("caches", "north", None),
+        PositionNotification("caches", "newcomer", 9),
+        PositionNotification("caches", "gone", 9),
+        PositionNotification("caches", "south", 1),
+        PositionNotification("events", "north", 9),
     ],
     ids=["the set of writers changed", "unknown", "comes back", "began anew", "stream not seen yet"],
 )
 def test_what_a_poke_does_not_tell_is_looked_up(heard, poke):
     before = positions(heard)
-    assert heard.hear([poke, Poke("caches", "north", 5)]) == {poke.stream}
+    assert heard.hear([poke, PositionNotification("caches", "north", 5)]) == {poke.stream}
     assert positions(heard) == before
 
 
@@ -71,5 +71,5 @@ def test_a_look_at_all_forgets_what_is_gone(heard):
 
 def test_what_was_handed_out_does_not_change_later(heard):
     handed = dict(heard.of(["caches"])["caches"])
-    heard.hear([Poke("caches", "north", 50)])
+    heard.hear([PositionNotification("caches", "north", 50)])
     assert handed["north"].position == 5

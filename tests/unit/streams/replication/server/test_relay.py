@@ -7,7 +7,7 @@ import base64
 import pytest
 
 from streams.conf import StreamSettings
-from streams.replication.common.command_hooks import hear
+from streams.replication.common.command_hooks import subscribe
 from streams.replication.protocol.commands import LockReleased, RemoteServerUp, format_line
 from streams.replication.server.broadcaster import Broadcaster
 from streams.replication.server.relay import PART_BYTES, WAITING_LIMIT_BYTES, Part, Relay, parts_of
@@ -131,7 +131,7 @@ def test_a_new_connection_forgets_what_was_under_way(relay, broadcaster):
 
 def test_handlers_of_this_process_hear_both(relay, broadcaster):
     heard = []
-    stop = hear(RemoteServerUp, heard.append)
+    stop = subscribe(RemoteServerUp, heard.append)
     relay.pass_on([UP], broadcaster.peers["sender"])
     heard_elsewhere(relay, b"REMOTE_SERVER_UP far\n")
     stop()

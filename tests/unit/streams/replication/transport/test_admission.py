@@ -14,7 +14,7 @@ from collections import Counter
 import pytest
 
 from streams.replication.protocol.access import Access
-from streams.replication.transport.admission import Gate
+from streams.replication.transport.admission import Admission
 from streams.replication.transport.tcp_scope import TcpConnection
 from streams.replication.transport.tls import Certificates, Refusal, TlsFiles, client_context, explain
 from tests.support.async_waiting import wait_for
@@ -79,7 +79,7 @@ async def listening(certificates, *networks, room=100, limit=5.0):
     host = Host(certificates, Access(networks, has_tls=True), room)
     host.handshake_limit_seconds = limit
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Gate(host, host.access.of, TcpConnection(host)), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: Admission(host, host.access.of, TcpConnection(host)), "127.0.0.1", 0)
     host.port = server.sockets[0].getsockname()[1]
     yield host
     server.close()
