@@ -132,9 +132,11 @@ IN_ORDER = _in_order(_BY_WINDOWS)
 #: The same, with the events at given places (``events.sync.feeds``) and those of windows.
 IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_PLACES)
 
-#: The windows that have any event.
+#: The windows that have any event, or a change of the state at a position of its own.
 LIVELY = f"""
 SELECT w.room_id FROM {_WINDOWS} WHERE EXISTS (SELECT FROM events_event e WHERE {_IN_WINDOW})
+UNION
+SELECT w.room_id FROM {_WINDOWS} WHERE EXISTS (SELECT FROM events_currentstatedelta e WHERE {_IN_WINDOW})
 """
 
 #: The newest gap of each window.

@@ -89,7 +89,7 @@ class Windows:
 
     # --- timelines ------------------------------------------------------------------------------------------------
     def drop_quiet(self) -> None:
-        """Removes the windows without any event, visible or not. Whole windows stay."""
+        """Removes the windows without any event, visible or not, and without any change of state. Whole windows stay."""
         asked = [window for window in self.windows.values() if not window.whole]
         lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
         self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
