@@ -21,7 +21,8 @@ class SyncRoom:
 
     ``timeline`` has the events in topological order in an initial sync, otherwise in stream order. The client can sort
     them the other way by ``stream_ordering``, ``writer`` and ``topological_ordering``. ``limited``: between the last
-    answer and the timeline there is a gap, or events that it leaves out. ``prev_batch`` is the token for reading
+    answer and the timeline there is a gap, or events that it leaves out. A state event that comes late, after the client
+    was told of a newer one at the same key, is left out with the events before it. ``prev_batch`` is the token for reading
     backwards from there. ``whole``: the client discards what it has of the room.
 
     ``state`` is what the client must know besides the timeline: with ``whole`` the full state, otherwise the changes

@@ -78,24 +78,31 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
 def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
     """Applies changes, given in ascending order, to the memberships of the current state.
 
-    A change that ``now`` covers happened between the tokens. The first change in a room that ``now`` does not cover is
-    undone: the membership before it counts.
+    The newest change in a room that a token covers gives the membership at that token. If it covers none, the membership
+    before the first change counts. Writers move apart: A commits 6, B commits 7, and the token may cover only 7. What 6
+    replaced is older than 7, so 7 counts.
     """
-    seen: set[str] = set()
-    beyond: set[str] = set()
-    for room_id, position, covered, prev_event_id, prev_membership, event_id, membership in changes:
+    latest: dict[str, int] = {}
+    for room_id, position, covered, known, prev_event_id, prev_membership, event_id, membership in changes:
         room = found.rooms.setdefault(room_id, Standing(room_id))
-        if room_id not in seen:
-            seen.add(room_id)
+        if room_id not in latest:
+            latest[room_id] = 0
             room.before = prev_membership
-        if room_id in beyond:  # undoing the first one has undone the later ones, too
-            continue
+            room.membership, room.event_id = prev_membership, prev_event_id
+        if known:
+            room.before = membership
         if covered:
-            room.changed_at = position
+            latest[room_id] = position
             room.membership, room.event_id = membership, event_id
             if prev_membership == "join" != membership:
                 room.out_at = position
+        if covered and not known:
+            room.changed_at = position
             room.joined_anew |= membership == "join" and prev_membership != "join"
-        else:  # committed, but ``now`` does not cover it yet: undo it
-            beyond.add(room_id)
-            room.membership, room.event_id = prev_membership, prev_event_id
+    for room_id, position in latest.items():
+        room = found.rooms[room_id]
+        room.joined_anew |= room.before != "join" == room.membership
+        if (
+            room.changed_at is not None
+        ):  # an older change came late: the later one, which ``since`` covers, stays the last
+            room.changed_at = position

@@ -34,6 +34,7 @@ __all__ = [
     "MORE_LATEST",
     "MORE_NEWEST",
     "OUT_OF_BAND",
+    "OVERTAKEN",
     "PUT_OUT",
     "with_tokens",
 ]
@@ -131,9 +132,11 @@ IN_ORDER = _in_order(_BY_WINDOWS)
 #: The same, with the events at given places (``events.sync.feeds``) and those of windows.
 IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_PLACES)
 
-#: The windows that have any event.
+#: The windows that have any event, or a change of the state at a position of its own.
 LIVELY = f"""
 SELECT w.room_id FROM {_WINDOWS} WHERE EXISTS (SELECT FROM events_event e WHERE {_IN_WINDOW})
+UNION
+SELECT w.room_id FROM {_WINDOWS} WHERE EXISTS (SELECT FROM events_currentstatedelta e WHERE {_IN_WINDOW})
 """
 
 #: The newest gap of each window.
@@ -141,17 +144,28 @@ GAPS = f"""
 SELECT w.room_id, max(e.stream_ordering) FROM {_WINDOWS} JOIN events_timelinegap e ON {_IN_WINDOW} GROUP BY w.room_id
 """
 
+#: In each window the newest event that a later change of the state, which ``since`` covers, has replaced.
+OVERTAKEN = f"""
+SELECT w.room_id, max(e.stream_ordering) FROM {_WINDOWS}
+JOIN events_currentstatedelta d ON d.room_id = w.room_id
+  AND d.stream_ordering > w.low AND d.stream_ordering <= %(since_highest)s AND {{since:d}}
+JOIN events_event e ON {_IN_WINDOW}
+  AND e.type = d.type AND e.state_key = d.state_key AND e.stream_ordering < d.stream_ordering
+GROUP BY w.room_id
+"""
+
 #: A user's memberships in the current state.
 MEMBERSHIPS = """
 SELECT room_id, membership, event_id FROM events_currentstate WHERE type = 'm.room.member' AND state_key = %(user_id)s
 """
-#: The changes of a user's memberships after ``since``, oldest first, including those beyond ``now``.
+#: The changes of a user's memberships above the base of ``since``, oldest first, including those that ``since`` covers and
+#: those beyond ``now``.
 MEMBERSHIP_CHANGES = """
-SELECT d.room_id, d.stream_ordering, {now:d}, d.prev_event_id, before.membership, d.event_id, e.membership
+SELECT d.room_id, d.stream_ordering, {now:d}, {since:d}, d.prev_event_id, before.membership, d.event_id, e.membership
 FROM events_currentstatedelta d
 LEFT JOIN events_event before ON before.event_id = d.prev_event_id
 LEFT JOIN events_event e ON e.event_id = d.event_id
-WHERE d.type = 'm.room.member' AND d.state_key = %(user_id)s AND d.stream_ordering > %(since_base)s AND NOT {since:d}
+WHERE d.type = 'm.room.member' AND d.state_key = %(user_id)s AND d.stream_ordering > %(since_base)s
 ORDER BY d.stream_ordering, d.id
 """
 #: A user's newest membership in each room that is known only by such events, for example after an invite from another server.
@@ -178,23 +192,33 @@ WHERE d.room_id = ANY(%(rooms)s) AND d.type = 'm.room.member' AND d.state_key = 
 GROUP BY d.room_id
 """
 
-#: The changes of each room's current state in its window: for each key the entry before the first and after the last change.
+
+def _entry_at(token: str) -> str:
+    """Returns the SQL of the entry that a key had at the token, from the changes ``e`` above the token's base.
+
+    The newest change that the token covers counts. Without one, the entry before the first change counts.
+    """
+    return f"""CASE WHEN bool_or({token}) THEN
+  (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC) FILTER (WHERE {token}))[1]
+  ELSE (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1] END"""
+
+
+#: The keys of each room's current state that changed in its window, with the entries at ``since`` and at ``now``.
 CHANGES = f"""
-SELECT e.room_id, e.type, e.state_key, (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1],
-  (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC))[1]
-FROM {_WINDOWS} JOIN events_currentstatedelta e ON {_IN_WINDOW}
-GROUP BY e.room_id, e.type, e.state_key
+SELECT e.room_id, e.type, e.state_key, {_entry_at("{since:e}")}, {_entry_at("{now:e}")}
+FROM {_WINDOWS} JOIN events_currentstatedelta e
+  ON e.room_id = w.room_id AND e.stream_ordering > w.low AND e.stream_ordering <= w.high
+GROUP BY e.room_id, e.type, e.state_key HAVING bool_or({{now:e}} AND NOT {{since:e}})
 """
 #: The current state of the rooms as it is stored, which may be newer than the window …
 CURRENT = """
 SELECT room_id, type, state_key, event_id FROM events_currentstate WHERE room_id = ANY(%(rooms)s)
 """
-#: … and for each key that changed beyond the window the entry before that change.
-LATER_CHANGES = """
-SELECT e.room_id, e.type, e.state_key, (array_agg(e.prev_event_id ORDER BY e.stream_ordering, e.id))[1]
+#: … and for each key that changed later the entry at the window's end.
+LATER_CHANGES = f"""
+SELECT e.room_id, e.type, e.state_key, {_entry_at("(e.stream_ordering <= w.high AND {now:e})")}
 FROM unnest(%(rooms)s::text[], %(highs)s::bigint[]) AS w (room_id, high)
-JOIN events_currentstatedelta e ON e.room_id = w.room_id AND (e.stream_ordering > w.high OR NOT {now:e})
-  AND e.stream_ordering > least(w.high, %(now_base)s)
+JOIN events_currentstatedelta e ON e.room_id = w.room_id AND e.stream_ordering > least(w.high, %(now_base)s)
 GROUP BY e.room_id, e.type, e.state_key
 """
 #: The state group before each of these events. The group of an accepted state event builds on the one before it (``prev_group``).
@@ -235,7 +259,7 @@ class _Covers:
 
 def with_tokens(sql: str, now: VectorToken, since: VectorToken | None = None) -> tuple[str, dict[str, Any]]:
     """Returns the text with the conditions for both tokens, and their parameters. A ``since`` of None covers nothing."""
-    values: dict[str, Any] = {"now_highest": now.highest}
+    values: dict[str, Any] = {"now_highest": now.highest, "since_highest": since.highest if since is not None else 0}
     for name, token in (("now", now), ("since", since)):
         values[f"{name}_base"] = token.base if token is not None else 0
         if token is not None and token.entries:

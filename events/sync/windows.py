@@ -84,24 +84,32 @@ class Windows:
         self._user_id = user_id
         self.span, self.using = span, using
         self.windows = {window.room_id: window for window in windows}
+        self._lows = {window.room_id: window.low for window in windows}
         self._access: dict[str, Access] = {}
 
     # --- timelines ------------------------------------------------------------------------------------------------
     def drop_quiet(self) -> None:
-        """Removes the windows without any event, visible or not. Whole windows stay."""
+        """Removes the windows without any event, visible or not, and without any change of state. Whole windows stay."""
         asked = [window for window in self.windows.values() if not window.whole]
         lively = {room_id for (room_id,) in self._rows(sql.LIVELY, asked)} if asked else set()
         self.windows = {room_id: w for room_id, w in self.windows.items() if w.whole or room_id in lively}
 
     def after_gaps(self) -> set[str]:
-        """Moves the start of each window up to the newest gap in it. Returns the rooms that have a gap.
+        """Moves the start of each timeline up to the newest gap in its window. Returns the rooms that have a gap.
 
-        The event at the gap stays in the window. Windows that are whole or ``own_only`` do not change.
+        The event at the gap stays in the timeline. The range of ``changes`` stays the same. Windows that are whole or
+        ``own_only`` do not change.
+
+        A state event that came late makes a gap, too. Writer A commits 6, and B commits 7 at the same key. The last answer
+        had 7 and not 6. A client that applied a timeline with 6 would go back to the older entry.
         """
         asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
-        found = dict(self._rows(sql.GAPS, asked)) if asked else {}
-        for room_id, position in found.items():
-            self.windows[room_id] = replace(self.windows[room_id], low=position - 1)
+        found = {room_id: position - 1 for room_id, position in self._rows(sql.GAPS, asked)} if asked else {}
+        if asked and self.span.since is not None and self.span.since.entries:
+            for room_id, position in self._rows(sql.OVERTAKEN, asked):
+                found[room_id] = max(position, found.get(room_id, position))
+        for room_id, low in found.items():
+            self.windows[room_id] = replace(self.windows[room_id], low=low)
         return set(found)
 
     def timelines(self, limit: int, *, topological: bool = False) -> dict[str, Timeline]:
@@ -154,9 +162,9 @@ class Windows:
         """Returns by room how the state changed within its window. For a whole window, returns the full state instead."""
         found = {room_id: StateChanges() for room_id in self.windows}
         told = [
-            window if window.state_high is None else replace(window, high=window.state_high)
-            for window in self.windows.values()
-            if not window.stateless
+            replace(w, low=self._lows[w.room_id], high=w.high if w.state_high is None else w.state_high)
+            for w in self.windows.values()
+            if not w.stateless
         ]
         parts = [window for window in told if not window.whole]
         for room_id, kind, key, before, after in self._rows(sql.CHANGES, parts) if parts else []:

@@ -508,6 +508,15 @@ def test_an_answer_that_crosses_a_gap_is_limited_and_begins_after_it(room):
     assert answer.prev_batch == f"s{above.stream_ordering - 1}"
 
 
+def test_a_state_change_before_a_gap_is_in_the_answer(room):
+    token = here()
+    topic = room.set_state(ANN, "m.room.topic", {"topic": "before the gap"})
+    above = room.send(ANN, TEXT, {"body": "above the gap"})
+    TimelineGap.objects.create(room_id=room.room_id, stream_ordering=above.stream_ordering, instance_name="master")
+    told = only(since(ANN, token).joined)
+    assert (ids(told.timeline), ids(told.state), told.limited) == ([above.event_id], [topic.event_id], True)
+
+
 def test_a_gap_that_was_crossed_before_does_not_limit(room):
     above = room.send(ANN, TEXT, {"body": "above the gap"})
     TimelineGap.objects.create(room_id=room.room_id, stream_ordering=above.stream_ordering, instance_name="master")
