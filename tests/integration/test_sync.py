@@ -453,8 +453,8 @@ def test_what_concerns_others_wakes_nobody(room, other):
     wait_until(lambda: notifier.waiting() == 1)
     looks: list[int] = []
     feed = notifier._feed(None)
-    take = feed.memory._waiters.take
-    feed.memory._waiters.take = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
+    take = feed.memory._waiters.take_concerned
+    feed.memory._waiters.take_concerned = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
     other.do("send", elsewhere.room_id, CAROL)
     for foreign in FOREIGN.values():
         foreign(elsewhere.room_id)
