@@ -1,1 +1,1 @@
-"""Writing facts: the writer's process and lease, reservations, appends, what a commit sets off, dead writers."""
+"""Appends facts: the writer of a process with its lease, reservations, side effects of an insert, and dead writers."""

@@ -1,17 +1,18 @@
-"""Appending facts in one round trip: append lock, lease check, IDs and rows in one message to the server.
+"""Appends facts in one round trip: append lock, lease check, IDs and rows go to the server in one message.
 
-``streams.writing.reservation`` tells the promises, and they are kept here: the lock is granted before the lease is looked at,
-in a statement of its own, and the lease stands in the condition of the very statement that takes IDs and inserts. So facts of a
-lost lease are not refused by an error that would break the caller's transaction: nothing is inserted, no row comes back, and
+The promises of ``streams.writing.reservation`` hold here too. The lock is a statement of its own, granted before the
+lease is read. The lease check is a condition of the very statement that takes IDs and inserts. An append under a lost
+lease therefore raises no error, which would break the caller's transaction. It inserts nothing and returns no row, and
 the slower way in steps (``Reservation``) finds out why.
 
-* In the caller's transaction the message brings its number too; from there all is as for any reservation.
-* Without one, the message is its own transaction: when the answer comes, it is committed. IDs that are not known yet are
-  covered by the fetch, which holds the position back until then. When the answer does not come, neither outcome nor IDs are
-  known: a ``Doubt``, which the background thread settles by evidence (``streams.writing.in_doubt``).
+* Inside the caller's transaction, the message also returns the transaction's number. From there it is like any reservation.
+* Outside, the message is a transaction of its own, committed when the answer arrives. Until then the IDs are not known, so
+  the fetch holds the position back. If no answer arrives, neither outcome nor IDs are known: that is a ``Doubt``, which the
+  control loop settles by evidence (``streams.writing.in_doubt``).
 
-Facts of several tables, facts of which only some leave a column to its default, very many facts, and transactions with a
-frozen snapshot take the way in steps.
+Facts go in steps if they belong to several tables, if only some of them leave a column to its default, if they are more
+than ``MOST_FACTS``, if they have side effects, or if the transaction's snapshot is frozen (an isolation level above READ
+COMMITTED).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["append_facts", "check_new_facts"]
 
-#: More facts than this go in steps: several statements.
+#: Most facts of one message. More go in steps, with several statements.
 MOST_FACTS = 1_000
 
 _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
@@ -56,11 +57,11 @@ _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
 def append_facts(
     stream: BoundStream, facts: Sequence[Fact], using: str | None, beside: Sequence[driver.Statement] = ()
 ) -> list[int]:
-    """Append facts of one row each, in the caller's transaction or one of their own; their IDs (positive), ascending.
+    """Appends facts of one row each and returns their IDs, positive and ascending, in the order of the facts.
 
-    ``beside`` are statements with values in order that go with the message, before the facts, and whose answers nobody needs;
-    the caller has a transaction open then. Refuses facts that cannot be appended before anything is done: ``BadCount``,
-    ``ForeignFact``.
+    Uses the caller's transaction if one is open, else a transaction of its own. Sets ID and writer on the facts.
+    ``beside`` are statements that go first in the same message and whose results are discarded. A caller that gives them
+    must have a transaction open. Raises ``BadCount`` or ``ForeignFact`` before anything is sent.
     """
     check_new_facts(stream, facts)
     alias = using or stream_settings().database
@@ -83,7 +84,10 @@ def append_facts(
 
 
 def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
-    """Raise ``BadCount`` for none or too many, ``ForeignFact`` for what is no new fact of this stream."""
+    """Raises ``BadCount`` for no facts or too many.
+
+    Raises ``ForeignFact`` for an object that is not a fact of this stream, that has an ID already, or that is given twice.
+    """
     if not 1 <= len(facts) <= LARGEST_COUNT:
         raise BadCount(
             f"Stream {stream.name}: append() was given {len(facts)} facts; give it 1 to {LARGEST_COUNT}, and do not call it "
@@ -110,7 +114,7 @@ def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """What is to be inserted: the statement's parts that depend on the facts, and their values."""
+    """The parts of the INSERT statement that depend on the facts, and the values."""
 
     model: type[Model]
     columns: tuple[int, ...]
@@ -120,7 +124,7 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column with content of the fact, and how a value's type is told where no column tells it."""
+    """A column for content of the fact, and the placeholder with the cast that gives a value its type."""
 
     attribute: str
     field: Field[Any, Any]
@@ -140,14 +144,17 @@ def _content(model: type[Fact]) -> tuple[_Column, ...]:
 
 
 def _type(field: Field[Any, Any]) -> str:
-    """The column's type without its length: a cast to that would cut a value that the column refuses."""
+    """Returns the column's type without its length.
+
+    A cast to ``varchar(5)`` would cut a longer value silently, where the column itself refuses it.
+    """
     declared = field.db_type(connections[stream_settings().database]) or "text"
     bare = _LENGTHS.sub("", declared)
     return re.sub(r"^char\b", "bpchar", bare)
 
 
 def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message | None:
-    """None when the facts do not fit into one statement."""
+    """Returns the message that inserts the facts, or None if they do not fit into one statement."""
     model = type(facts[0])
     if len(facts) > MOST_FACTS:
         return None
@@ -169,7 +176,9 @@ def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message
     return _Message(model, given or (), len(facts), values)
 
 
+#: A statement of its own, so that the next one has a snapshot of after the grant (``_RESERVE`` in ``reservation`` says why).
 _LOCK = "SELECT pg_advisory_xact_lock_shared(%s::bigint)"
+#: No row, so no ID and no insert, if the lease is not the current one or the snapshot is frozen.
 _HELD = (
     "FROM streams_instance AS held WHERE held.name = %s AND held.lease = %s"
     " AND current_setting('transaction_isolation') = 'read committed'"
@@ -178,9 +187,10 @@ _HELD = (
 
 @cache
 def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count: int, *, alone: bool) -> str:
-    """The statement after the lock; parameters as they stand: values, name, lease, lock of the message (``alone``).
+    """Returns the statement that checks the lease, takes IDs and inserts.
 
-    Several facts take their IDs from an array by number, so that which fact has which ID is not left to the plan.
+    Parameters, in order: the values, the writer's name, the lease and, with ``alone``, the lock key of the message. With
+    ``alone`` the statement is a transaction of its own, and returns no transaction number.
     """
     content = [_content(model)[n] for n in columns]
     columns_by_attribute = {field.attname: field.column for field in fields_to_fill(model)}
@@ -195,6 +205,7 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count
     if count == 1:
         body = f"{insert}SELECT {minus}{nextval}, held.name{places} {held}"
     else:
+        # The n-th fact takes the n-th ID of an array. With nextval() in each row, the plan would decide which fact gets which.
         ids = f"ARRAY(SELECT {nextval} FROM generate_series(1, {count}))"
         rows = ", ".join(f"({n}{places})" for n in range(1, count + 1))
         given = "".join(f", given.c{n}" for n in range(len(content)))
@@ -211,7 +222,7 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count
 
 
 class _Appending:
-    """One append on one connection."""
+    """An append of one message on one connection."""
 
     def __init__(self, stream: BoundStream, alias: str, beside: Sequence[driver.Statement] = ()) -> None:
         self.stream = stream
@@ -223,22 +234,25 @@ class _Appending:
         self.tenure, self.tracker = self.writer.enter(stream)
 
     def run(self, message: _Message) -> list[int]:
-        """The IDs; none when nothing was inserted, for a reason that the way in steps finds."""
+        """Returns the IDs, ascending. An empty list means that nothing was inserted, and that the way in steps finds out why."""
         if self.connection.in_atomic_block or not self.connection.get_autocommit():
             return self._in_callers_transaction(message)
         if self.connection.connection.get_transaction_status() != driver.IDLE:
-            return []  # somebody said BEGIN by hand
+            return []  # a BEGIN was executed by hand
         return self._alone(message)
 
     def _send(self, message: _Message, *lock_of_message: int) -> list[tuple[int, ...]]:
         sql = _sql(self.stream, message.model, message.columns, message.count, alone=bool(lock_of_message))
-        again = bool(self.beside) and message.count == 1  # whoever appends so does it often
+        again = bool(self.beside) and message.count == 1  # callers with ``beside`` append often
         values = [*message.values, self.tenure.name, self.tenure.lease, *lock_of_message]
         lock = driver.Statement(_LOCK, [self.tenure.append_key], again)
         return driver.send_together(self.connection, [*self.beside, lock, driver.Statement(sql, values, again)])
 
     def _in_callers_transaction(self, message: _Message) -> list[int]:
-        """Nothing is committed by the message, so an error of the server leaves nothing behind."""
+        """Sends the message inside the caller's transaction and records its IDs as pending until that transaction ends.
+
+        The message commits nothing, so an error of the server leaves nothing behind.
+        """
         fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         ids: list[int] | None = None
         owned = False
@@ -246,6 +260,7 @@ class _Appending:
             rows = self._send(message)
             ids = sorted(row[0] for row in rows)
         finally:
+            # No answer and no error of the server: an interrupt. The caller may still commit rows whose IDs are unknown here.
             if ids is None and self._may_commit():
                 self._end_with_transaction(fetch)
             else:
@@ -257,7 +272,8 @@ class _Appending:
             record.own(self.stream, self.tracker, ids)
             owned = True
         finally:
-            # The rows are there, so only the transaction's end could tell; without a record nobody asks, so break it.
+            # The rows are inserted, so the transaction's end decides. Without a record that end would never be learned, so the
+            # connection is closed, which rolls the transaction back.
             if not owned:
                 self.connection.close()
                 self.tracker.complete(ids, written=False)
@@ -268,12 +284,16 @@ class _Appending:
             self.writer.announce_soon()
 
     def _may_commit(self) -> bool:
-        """The caller's transaction is as whole as before: no error of the server ended the message."""
+        """Returns true if the caller's transaction can still commit, that is, if no error of the server ended the message."""
         given = self.connection.connection
         return given is not None and not given.closed and given.get_transaction_status() in driver.OPEN
 
     def _end_with_transaction(self, fetch: Fetch) -> None:
-        """An interrupt hid the answer: there may be rows under IDs that nobody knows, so the position waits for their commit."""
+        """Holds the position back until the caller's transaction ends.
+
+        Used when an interrupt hid the answer: rows may exist under IDs that this process does not know. If the
+        transaction's number cannot be read either, the connection is closed, which rolls it back.
+        """
         known = False
         try:
             with self.connection.cursor() as cursor:
@@ -287,6 +307,7 @@ class _Appending:
                 self._end_fetch(fetch)
 
     def _alone(self, message: _Message) -> list[int]:
+        """Sends the message as a transaction of its own. If the answer is lost, leaves a ``Doubt`` to the control loop."""
         key = next(self.writer.in_doubt.lock_keys)
         fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         ids: list[int] | None = None
@@ -298,6 +319,7 @@ class _Appending:
             raise
         finally:
             if ids is None:
+                # The answer is lost. The fetch stays open and holds the position below the unknown IDs.
                 over = exchange_is_over(self.connection)
                 self.writer.in_doubt.doubt(Doubt(self.stream, self.tracker, fetch, key, over))
             elif self.tracker.settle(fetch, ids):

@@ -1,9 +1,10 @@
-"""The background thread of a writing process: hear others, announce, ask about transactions, show signs of life.
+"""The control loop: one thread on the control connection of a writing process.
 
-One thread, one loop, one connection (the writer's control connection). Other threads only ever put work down and wake it.
-Announcements are coalesced: while one is under way all positions that rise meanwhile wait and go out together in the next.
+It receives the notifications of other writers, announces positions, asks about transactions whose end is unknown, and
+sends heartbeats. Other threads only leave work for it and wake it. Announcements are coalesced: all positions that rise
+while one is under way go out together in the next.
 
-Assumes that the writer's lock is taken for everything on the control connection.
+Assumes that the writer's lock is held for every use of the control connection.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ __all__ = ["ControlLoop"]
 
 log = get_logger(__name__)
 RETRY_SECONDS = 0.2
-#: How long the thread waits to leave when somebody asked for it; it tries again.
+#: Seconds of one attempt to leave, when the writer was asked to. The thread tries again.
 LEAVE_SECONDS = 1.0
 #: Announcements follow each other no faster than this; the first after a pause goes out at once.
 ANNOUNCE_GAP_SECONDS = 0.005
 
+#: Stores positions and sends their notifications in one statement, so that a notification follows only a stored position. A
+#: position is stored only under the present lease, and never above what the sequence gave out.
 _ANNOUNCE = """
 WITH given AS (
     SELECT *, greatest(pg_sequence_last_value(to_regclass(sequence)), 1) AS given_out
@@ -68,7 +71,7 @@ _QUEUE_FULL = "end the session that LISTENs and keeps a transaction open; the se
 
 
 class ControlLoop:
-    """The loop and what other threads put down for it."""
+    """The loop, and the work that other threads leave for it."""
 
     def __init__(self, writer: WriterProcess) -> None:
         self._writer = writer
@@ -88,7 +91,7 @@ class ControlLoop:
     # --- called by other threads ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread if it does not run."""
+        """Starts the thread if it does not run."""
         if self._thread is None:
             wake_up = self._wake_up = WakeUp()
             name = f"replsite-writer-{self._writer.name}"
@@ -96,7 +99,7 @@ class ControlLoop:
             self._thread.start()
 
     def wake(self) -> None:
-        """Look at everything now."""
+        """Makes the thread look for work now. Cheap, and safe to call from the garbage collector: takes no lock."""
         wake_up = self._wake_up
         if self._signalled or wake_up is None:
             return
@@ -104,7 +107,10 @@ class ControlLoop:
         wake_up.ring()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is pending and everything is announced; False when the time is up first."""
+        """Waits until nothing is pending and everything is announced.
+
+        Returns false if the time is up first, or if the thread has ended.
+        """
         deadline = time.monotonic() + timeout_seconds
         while time.monotonic() < deadline:
             if self._is_drained():
@@ -116,7 +122,7 @@ class ControlLoop:
         return False
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """Ends the thread and waits for it, 10 seconds at most."""
         self._stop.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -131,7 +137,7 @@ class ControlLoop:
             self._turns(wake_up)
         finally:
             self._wake_up = (
-                None  # the writer and this object know each other: only the garbage collector would close it
+                None  # the writer and this object refer to each other: only the garbage collector would close it
             )
 
     def _turns(self, wake_up: WakeUp) -> None:
@@ -159,7 +165,7 @@ class ControlLoop:
             self._find_heads(cursor, now)
             self._share_positions()
             self._announce(cursor, now)
-            if self._writer.control.notifies:  # our own word comes back with the answer: no turn of its own for that
+            if self._writer.control.notifies:  # our notification came back with the answer: no extra turn
                 self._hear(cursor)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
@@ -168,7 +174,7 @@ class ControlLoop:
             self._finish_drain()
 
     def _find_out(self, cursor: Any, now: float) -> None:
-        """Ask how transactions ended whose end is not known."""
+        """Asks how transactions ended whose end is unknown. Fences the process when too many locks of lost messages are kept."""
         in_doubt = self._writer.in_doubt
         in_doubt.ask_outcomes(cursor, now)
         in_doubt.settle(cursor, self._writer.name, self._writer.trackers)
@@ -176,20 +182,20 @@ class ControlLoop:
             self._writer.fenced("many appends lost their connection; a new lease frees the locks that keep them out")
 
     def _finish_drain(self) -> None:
-        """Leave, when somebody asked for it and nothing is pending any more."""
+        """Retires the writer if an operator asked for it and nothing is pending any more."""
         if self._writer.drain_asked_by and self._is_drained() and self._writer.finish_drain(LEAVE_SECONDS):
             self._stop.set()
 
     def _is_drained(self) -> bool:
-        """Whether every transaction has ended and everything is announced."""
+        """Returns true if every transaction has ended and everything is announced."""
         return self._writer.in_doubt.is_empty and not self._due(idle_too=False)
 
     def _wait(self, wake_up: WakeUp) -> None:
-        """Sleep until there is something to do: a wake-up, a notification, or the next due time."""
+        """Sleeps until there is something to do: a wake-up, a notification, or the next due time."""
         now = time.monotonic()
         due = [self._beat_due]
         if self._writer.control.notifies:
-            due.append(now)  # they came with the answer to something else, so the socket is silent
+            due.append(now)  # they came with the answer to another statement, so the socket stays silent
         if (looks := self._judge.due_seconds) is not None:
             due.append(now + looks)
         due += self._writer.in_doubt.due(now)
@@ -209,12 +215,13 @@ class ControlLoop:
 
     def _take_signal(self, wake_up: WakeUp) -> None:
         wake_up.hush()
-        # After the read: a wake-up between the two writes nothing, and what it is about is seen in this turn. The other
-        # way round the pipe could be empty with the signal set, and no wake-up would ever come again.
+        # After the read. A wake-up between the two writes nothing, and its work is done in this turn. The other way round: the
+        # flag is reset, B sets it and writes, and the read takes B's byte. The pipe is then empty with the flag set, and no
+        # later wake-up would write.
         self._signalled = False
 
     def _pause(self, seconds: float) -> None:
-        self._stop.wait(seconds)  # whatever wakes this thread meanwhile: no faster
+        self._stop.wait(seconds)  # wake-ups do not shorten it, so that retries never become a busy loop
 
     # --- hear others ----------------------------------------------------------------------------------------------
 
@@ -232,7 +239,7 @@ class ControlLoop:
         except BaseException:
             self._judge.look_again(looks)
             raise
-        del control.notifies[: len(heard)]  # not before: what an error has cut short is taken over again
+        del control.notifies[: len(heard)]  # only now: after an error, the next turn applies all of them again
 
     def _take_over(
         self,
@@ -241,7 +248,9 @@ class ControlLoop:
         pokes: Sequence[PositionNotification],
         looks: Collection[str],
     ) -> None:
-        """Looks first: what is read now covers everything that was heard, and who came is known before others move on."""
+        """Applies notifications to the trackers of this process, after reading the table for the streams in ``looks``."""
+        # The table first: what is read now covers everything that was received. B enters the stream at 5, and C announces 7. If
+        # C's position were applied before B is known, the linear position could pass facts of B.
         found = self._look(cursor, looks)
         if pokes:
             cache_feed.before_advance({poke.stream for poke in pokes}, cursor, self._writer.using, pokes)
@@ -259,10 +268,10 @@ class ControlLoop:
             if (session, self._writer.name) == self._judge.own
         ]
         came |= {poke.stream for poke in said if poke.writer == self._writer.name and poke.position is not None}
-        self._writer.tenure.entering -= came  # not before: what comes again after an error meets the same
+        self._writer.tenure.entering -= came  # only now: after an error, a repetition must find it unchanged
 
     def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:
-        """``came`` are streams whose entry came back by now."""
+        """Applies one notification. ``came`` are the streams whose own entry notification has come back by now."""
         for other in lookup.get(stream).sharing:
             if (sister := self._writer.trackers.get(other.name)) is not None:
                 sister.observe(position)
@@ -271,7 +280,10 @@ class ControlLoop:
             tracker.advance(writer, position)
 
     def _look(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
-        """What the table says of those that this process writes; also whether somebody changed its own row."""
+        """Returns the stored positions of those streams that this process writes.
+
+        If its own row on one of them is no longer active, it makes a heartbeat due at once, which reads whether to leave.
+        """
         trackers = self._writer.trackers
         wanted = [stream for stream in streams if stream in trackers]
         if not wanted:
@@ -284,7 +296,7 @@ class ControlLoop:
         return found
 
     def _share_positions(self) -> None:
-        """What this process wrote to one stream of a sequence moves the others: an ID of one is none of theirs."""
+        """Moves streams of one sequence along with each other: an ID that went to one of them is never used by another."""
         trackers = self._writer.trackers
         for stream in [lookup.get(name) for name in list(trackers)]:
             tracker = trackers[stream.name]
@@ -296,7 +308,11 @@ class ControlLoop:
     # --- announce -------------------------------------------------------------------------------------------------
 
     def _due(self, *, idle_too: bool) -> dict[str, tuple[int, int]]:
-        """Streams whose position is to be announced: (position, last own write)."""
+        """Returns ``{stream: (position, last own write)}`` of the streams to announce.
+
+        Without ``idle_too``, only those with a new fact of this process. The others follow other writers while idle, and
+        can wait for the announce interval.
+        """
         due = {}
         for stream, tracker in list(self._writer.trackers.items()):
             now_at = (tracker.announceable, tracker.last_write)
@@ -306,11 +322,11 @@ class ControlLoop:
         return due
 
     def _at_unknown_heads(self) -> list[tuple[str, PositionTracker]]:
-        """Streams at rest whose sequence may be ahead: a failed append may have taken IDs that nobody knows."""
+        """Returns the streams at rest whose sequence may be ahead: a failed append may have taken IDs that no process knows."""
         return [(name, tracker) for name, tracker in list(self._writer.trackers.items()) if tracker.has_lost_ids]
 
     def _find_heads(self, cursor: Any, now: float) -> None:
-        """Take an ID and let it go: it lies above the lost ones, and it is complete, so the position may be there."""
+        """Takes one ID and completes it unused. It lies above the lost IDs, so the position may move over those."""
         for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
             fetch, ids = tracker.begin_fetch(), []
             try:
@@ -351,9 +367,10 @@ class ControlLoop:
         self._idle_due = now + stream_settings().announce_interval_seconds
 
     def _check_sequences(self, cursor: Any, due: Mapping[str, tuple[int, int]]) -> None:
-        """Not all was stored: the table may have it already; or this process has a position whose ID was never given out.
+        """Fences the process if its position on a stream lies above the stream's sequence.
 
-        What else such a tracker says cannot be right either, so the process begins anew, by what the tables say.
+        Called if not all announcements were stored. Often the table has the position already. But a position whose ID was
+        never given out means that nothing the tracker says can be trusted, so the process starts again from the tables.
         """
         for stream, (position, _) in due.items():
             given_out = lookup.get(stream).sequence_value(cursor)
@@ -363,6 +380,6 @@ class ControlLoop:
                 )
 
     def _may_be_forgotten(self, due: Mapping[str, tuple[int, int]]) -> bool:
-        """Whether a crash could have the server give out one of these IDs again: no commit wrote it to the disk."""
+        """Returns true if a crash could make the server give out one of these IDs again: no commit wrote it to the disk."""
         trackers = self._writer.trackers
         return any(position <= trackers[stream].last_rolled_back for stream, (position, _) in due.items())

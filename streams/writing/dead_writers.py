@@ -1,9 +1,9 @@
-"""Dead writers, judged by evidence and never by a timer alone.
+"""Resolves dead writers, by evidence and never by a timeout alone.
 
-A writer's name is locked by its process for life, and every transaction that appends as this writer holds the append lock,
-shared. So whoever gets the first lock knows that the process is gone, and whoever then gets the second one exclusively knows
-that no transaction of it is open, wherever its host may be. Its reserved IDs are then finished by proof: committed
-rows are in the tables, and no further row can appear under them.
+A process locks its writer's name for life. Every transaction that appends as this writer holds the append lock, shared.
+If the first lock is free, the process is gone. If the second can then be had exclusively, no transaction of it is open,
+on any host. Its reserved IDs are then complete by proof: committed rows are in the tables, and no further row can appear
+under them.
 
 Silence (an old heartbeat) only decides *when to look*.
 """
@@ -51,7 +51,7 @@ EVIDENCE = "writer lock free (process gone) and append lock free (no open transa
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a row of the trace says besides the positions: what was done, on what evidence, and by whom."""
+    """The contents of a trace row besides the positions: what was done, on what evidence, and by which process or operator."""
 
     action: str
     evidence: str
@@ -59,7 +59,7 @@ class Trace:
 
     @classmethod
     def drained(cls, asked_by: str) -> Trace:
-        """A writer left as it was asked to."""
+        """Returns the trace of a writer that left because it was asked to."""
         return cls(
             "drained", "nothing reserved any more, lease ended and append lock free (no open transaction)", asked_by
         )
@@ -67,7 +67,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """A dead writer on one stream, taken as finished from one (positive) position to another."""
+    """A dead writer on one stream, retired from one (positive) position to another."""
 
     stream: str
     writer: str
@@ -76,10 +76,11 @@ class Resolution:
 
 
 def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
-    """Look at writers that were silent for three heartbeats; retire those that are proven dead.
+    """Looks at writers that were silent for three heartbeats, and retires those that are proven dead.
 
-    ``cursor`` belongs to a direct connection in autocommit mode, since its locks are session locks. A writer that
-    asks on its own control connection gives its name as ``resolved_by`` and is left out: it would get its own locks.
+    ``cursor`` belongs to a direct connection in autocommit mode, because its locks are session locks. A writer that calls
+    this on its own control connection gives its name as ``resolved_by`` and is left out: its own locks would be granted
+    to it.
     """
     cursor.execute(_SILENT, {"silent": 3 * stream_settings().heartbeat_seconds, "by": resolved_by})
     resolutions: list[Resolution] = []
@@ -89,7 +90,13 @@ def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
 
 
 def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
-    """Retire one writer if it is proven dead; an empty list means that it lives, or that a transaction of it is open."""
+    """Retires one writer if it is proven dead.
+
+    An empty list means that its process lives, that a transaction of it is open, or that it has left all streams already.
+    """
+    # The writer lock first: while it is held here, no process can take the name and begin transactions. The append lock
+    # then shows that no earlier transaction is open. Neither waits: a lock that is not free means that the writer is not
+    # proven dead.
     keys = driver.writer_key(cursor, name), driver.append_key(cursor, name)
     held = []
     try:
@@ -105,7 +112,9 @@ def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]
 
 
 def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
-    """Both locks are held. A new lease fences a ghost; then each stream's position covers every committed row."""
+    """Retires the writer on all streams. The caller holds both of its locks."""
+    # First a new lease, so that a process that lost its lock without knowing it gets no more IDs. Only then are the positions
+    # read from the tables: they cover every row that it will ever have committed.
     cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
     resolutions = retire_streams(cursor, name, trace=Trace("resolved", EVIDENCE, resolved_by))
     for done in resolutions:
@@ -119,10 +128,10 @@ def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
 def retire_streams(
     cursor: Any, name: str, streams: Sequence[str] | None = None, trace: Trace | None = None
 ) -> list[Resolution]:
-    """Retire a writer on those streams (all by default) in one transaction, and tell everybody.
+    """Retires a writer on those streams (all by default) in one transaction, and notifies readers.
 
-    Called when its lease has ended and no transaction of it is open: every ID that it reserved is complete, so its
-    position may cover whatever is committed. ``trace`` leaves a row for each stream.
+    Must be called when its lease has ended and no transaction of it is open. Then every ID that it reserved is complete,
+    so its position may cover every committed row. With ``trace``, a trace row is stored for each stream.
     """
     done: list[Resolution] = []
     with driver.in_transaction(cursor):
@@ -137,7 +146,7 @@ def retire_streams(
 
 def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolution:
     position = abs(stored)
-    if stream_name in lookup.names():  # otherwise this program is not the one that knows its tables
+    if stream_name in lookup.names():  # else the stream is of another program, and its tables are unknown here
         position = max(position, lookup.get(stream_name).table_maximum(cursor))
     sign = _sign(stream_name)
     cursor.execute(_RETIRE, {"stream": stream_name, "name": name, "position": position * sign})
@@ -146,7 +155,7 @@ def _retire_on(cursor: Any, name: str, stream_name: str, stored: int) -> Resolut
 
 
 def leave_trace(cursor: Any, done: Resolution, trace: Trace) -> None:
-    """A row that says what was done to a writer on a stream."""
+    """Stores a row that says what was done to a writer on a stream."""
     sign = _sign(done.stream)
     values = {"before": done.from_position * sign, "position": done.to_position * sign, "by": trace.by}
     who = {"stream": done.stream, "name": done.writer, "action": trace.action, "evidence": trace.evidence}

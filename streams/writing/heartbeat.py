@@ -1,7 +1,7 @@
-"""Signs of life of a writing process, with what is pending on its streams; written once a second.
+"""Stores the heartbeat of a writing process, with the pending facts of its streams, once every ``heartbeat_seconds``.
 
-The update names the lease: a process whose name was taken over changes no row, and learns by that that it is fenced. Ages
-travel, never times: this host's clock may be off, and only the database's is compared with anything.
+The update names the lease. If another process has taken the name, no row changes, and this process learns that it is
+fenced. Only ages are sent, never times: this host's clock may be wrong, and all stored times are the database's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["beat"]
 
-#: IDs that are being fetched for longer than this are shown as pending: the message that takes them waits for something.
+#: IDs that are being fetched for longer than this count as pending: the message that takes them is waiting for something.
 SLOW_SECONDS = 1.0
 
 _BEAT = """
@@ -44,7 +44,10 @@ WHERE p.stream = given.stream AND p.instance_name = %(name)s
 
 
 def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> None:
-    """Show that this process lives, and what it has pending; fences it when its lease is not the current one."""
+    """Stores the heartbeat and the pending facts. Begins to drain if the row asks for it.
+
+    Fences the process if its lease is not the current one.
+    """
     cursor.execute(_BEAT, {"name": writer.name, "lease": writer.lease})
     row = cursor.fetchone()
     if row is None:
@@ -61,11 +64,11 @@ def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTra
 
 
 def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> tuple[Any, ...] | None:
-    """What changed on one stream since the last beat, None when nothing did."""
+    """Returns the values to store for one stream, or None if nothing changed since the last heartbeat."""
     tracker = writer.trackers[stream]
     written, rolled_back = tracker.take_counts()
     count, first, since, transaction = _pending(tracker, stream, open_transactions)
-    # An ID may be pending a moment before its transaction is known: that is shown again when it is.
+    # An ID is pending a moment before its transaction is recorded. ``since`` changes then, so the row is sent again.
     shown = (first, count, since)
     if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
         return None
@@ -84,7 +87,7 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
 def _pending(
     tracker: PositionTracker, stream: str, open_transactions: Sequence[OpenTransaction]
 ) -> tuple[int, int | None, float | None, int | None]:
-    """How many IDs are pending; of the oldest: its ID, since when, and the number of its transaction as far as known."""
+    """Returns the number of pending IDs, and of the oldest: its ID, since when, and its transaction's number, as far as known."""
     pending = tracker.pending
     holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
     oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)

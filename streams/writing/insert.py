@@ -1,7 +1,7 @@
-"""Inserting facts with one statement per table, without the ORM's per-row work.
+"""Inserts facts with one statement per table, without the ORM's work for each row.
 
-Twice as fast as ``bulk_create`` for single rows, which is what most appends are. Values go through the fields'
-own conversion; a field that was not set takes the column's default. Assumes the caller's transaction is open.
+Twice as fast as ``bulk_create`` for single rows, which is what most appends are. Values go through the fields' own
+conversion. A field that was not set takes the column's default. Assumes that the caller's transaction is open.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_ROWS = 1_000
 
 @cache
 def fields_to_fill(model: type[Model]) -> tuple[Field[Any, Any], ...]:
-    """The columns to fill; automatic keys are the database's business."""
+    """Returns the fields that an INSERT names: all concrete fields except automatic keys and generated columns."""
     return tuple(f for f in model._meta.concrete_fields if not isinstance(f, AutoField) and not f.generated)
 
 
@@ -37,7 +37,10 @@ def _head(model: type[Model]) -> str:
 
 
 def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]) -> None:
-    """Insert rows of one model on that connection. Keys that the database makes are not read back."""
+    """Inserts rows of one model on that connection, in statements of up to 1,000 rows.
+
+    Keys that the database makes are not read back.
+    """
     with connection.cursor() as cursor:
         for statement in insert_statements(connection, model, facts):
             cursor.execute(statement.text, statement.values)
@@ -46,7 +49,7 @@ def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Seq
 def insert_statements(
     connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]
 ) -> Iterator[Statement]:
-    """The statements that ``insert_facts`` says, for callers that send them with others of their own."""
+    """Yields the statements of ``insert_facts``, for callers that send them together with others."""
     head = _head(model)
     for first in range(0, len(facts), _MOST_ROWS):
         rows: list[str] = []
@@ -62,12 +65,12 @@ PLAIN_VALUES = {"TextField": str, "CharField": str, "BigIntegerField": int, "Int
 
 @cache
 def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type | None], ...]:
-    """(attribute, field, type that needs no conversion) of each column to fill."""
+    """Returns (attribute, field, type that needs no conversion) for each column to fill."""
     return tuple((f.attname, f, PLAIN_VALUES.get(f.get_internal_type())) for f in fields_to_fill(model))
 
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
-    """What stands for each column in the statement; adds the values that go with it."""
+    """Yields each column's placeholder, and appends the value that goes with it to ``values``."""
     for attribute, field, plain in _conversions(type(fact)):
         value = getattr(fact, attribute)
         if isinstance(value, DatabaseDefault):

@@ -1,7 +1,7 @@
-"""SQL of holding a writer name: take, enter a stream, retire. Called with a cursor of a direct connection.
+"""The SQL of holding a writer name: take it, enter a stream, leave.
 
-A lease is the count of processes that have held the name. ``take`` runs outside a transaction (autocommit): its locks are
-session locks and its row must be visible at once.
+A lease is a counter that each new holder of the name raises. The functions need a cursor of a direct connection. ``take``
+runs outside a transaction (autocommit), because its locks are session locks and its row must be visible at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIMIT 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this process is, for the error that a second process with the name gets."""
+    """The identity of this process, for the error that a second process with the same name gets."""
 
     host: str
     process_id: int
@@ -55,20 +55,24 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A name that is held, and the number of its lease."""
+    """A name that is held, and its lease."""
 
     name: str
     lease: int
     append_key: int
-    """Locked, shared, by each transaction that appends under it."""
+    """Key of the append lock, which each transaction that appends under the lease holds, shared."""
 
 
 def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) -> Held:
-    """Take the name, or the lowest free number of a pattern, and wait until nothing of an earlier holder is open.
+    """Takes the name, or the lowest free number of a pattern, and waits until no transaction of an earlier holder is open.
 
-    Raises ``WriterNameTaken`` (naming the holder) or ``WriterBusy`` (naming the open transaction).
+    Raises ``WriterNameTaken``, which names the holder, or ``WriterBusy``, which names the open transaction, after
+    ``timeout_seconds``. Raises ``BadInstanceName`` for a text that cannot be a name.
     """
     check_name(pattern)
+    # Lock, then lease, then the wait. A, the earlier holder, does not know yet that its lock is gone. If A got the append
+    # lock before the wait below, the wait lasts until A's transaction ends. If A gets it later, A reads the new lease and
+    # is refused.
     name = _lock_free_name(cursor, pattern)
     cursor.execute(
         """
@@ -94,7 +98,7 @@ def _lock_free_name(cursor: Any, pattern: str) -> str:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.writer_key(cursor, name)])
         if cursor.fetchone()[0]:
             return name
-    # A session of a process just gone may still be ending, or somebody may be looking at whether it is dead.
+    # The session of a process just gone may still be ending. Or another process holds the lock to see whether the writer is dead.
     if not is_pattern(pattern) and _lock_in_time(cursor, driver.writer_key(cursor, pattern), _ENDING_SECONDS):
         return pattern
     holder = describe_lock_holder(cursor, driver.writer_key(cursor, candidates[0]))
@@ -115,7 +119,7 @@ def _describe_instance(cursor: Any, name: str) -> str:
 
 
 def describe_lock_holder(cursor: Any, key: int) -> str:
-    """`` (server process N, address, state)`` of whoever holds that advisory lock, empty when nobody does."""
+    """Returns `` (database session PID from ADDRESS, APPLICATION, STATE)`` of the lock's holder, empty if it is free."""
     cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
     if row is None:
@@ -125,7 +129,10 @@ def describe_lock_holder(cursor: Any, key: int) -> str:
 
 
 def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
-    """Get the append lock exclusively once: it proves that no transaction of an earlier holder is open."""
+    """Gets the append lock exclusively once, and releases it. That proves that no transaction of an earlier holder is open.
+
+    Raises ``WriterBusy`` after ``timeout_seconds``.
+    """
     key = driver.append_key(cursor, name)
     if _lock_in_time(cursor, key, timeout_seconds):
         cursor.execute("SELECT pg_advisory_unlock(%s)", [key])
@@ -138,7 +145,7 @@ def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -
 
 
 def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
-    """Wait for a session lock, but no longer than that."""
+    """Takes a session lock. Returns false if it was not free in so many seconds."""
     cursor.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
     try:
         cursor.execute("SELECT pg_advisory_lock(%s)", [key])
@@ -153,9 +160,9 @@ def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
 
 
 def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> None:
-    """Enter a writer into a stream at that (positive) position, or take its row up again; tell everybody.
+    """Stores a writer's entry into a stream at that (positive) position, or activates its row again, and notifies readers.
 
-    Called in the transaction that read the findings. The stored position never goes down.
+    Must be called in the transaction that read the findings. The stored position never goes down.
     """
     cursor.execute(
         """
@@ -172,10 +179,7 @@ def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> N
 
 
 def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
-    """(writer, state, positive position) of all writers of a stream, as they are now and stay until this transaction ends.
-
-    So the row that ``store_entry`` adds lies at or above all of them, and the minimum never goes down.
-    """
+    """Returns (writer, state, positive position) of all writers of a stream, and locks the rows until this transaction ends."""
     cursor.execute(
         "SELECT instance_name, state, abs(position) FROM streams_streamposition WHERE stream = %s "
         "ORDER BY instance_name FOR SHARE",
@@ -186,9 +190,10 @@ def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
 
 
 def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
-    """Say of a writer that it leaves, or ask it to: its process looks at its row when it is poked, and at each heartbeat.
+    """Marks a writer as draining, as it does itself or to ask it to. Returns the streams that it has not left.
 
-    Returns the streams that it has not left. In autocommit mode; a retired name is left alone.
+    Its process reads its row at each heartbeat, and at once on the notification that this sends. To be called in
+    autocommit mode. A retired name stays as it is.
     """
     cursor.execute(
         """
@@ -208,7 +213,7 @@ def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
 
 
 def end(cursor: Any, name: str, lease: int) -> None:
-    """End the lease: no reservation gets IDs under it from now on."""
+    """Ends the lease: no reservation gets IDs under it from now on."""
     cursor.execute(
         "UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s AND lease = %s", [name, lease]
     )

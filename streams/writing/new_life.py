@@ -1,4 +1,4 @@
-"""A stream that lives in memory begins anew when a writer enters it and no other lives."""
+"""The new generation of a stream in memory. It begins when a writer enters the stream and no other writer lives."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from streams.core.bound import BoundStream
 
 __all__ = ["begin_anew"]
 
-#: A new life gives up when rows that it deletes are locked for so long: perhaps by who waits for it.
+#: Seconds to wait for locked rows before giving up. The transaction that locks them may itself be waiting for this one.
 LOCK_SECONDS = 10
 
 
 def begin_anew(cursor: Any, stream: BoundStream) -> None:
-    """A stream in memory starts at 0 again: no facts, no position, another generation.
+    """Starts a stream in memory again at 0: deletes its facts, resets its positions and sequence, raises its generation.
 
-    Called in the transaction in which a writer enters, when no other lives. Whoever sees the new generation
-    knows that lower positions are no mistake, also when the writer has come far already.
+    Must be called in the transaction in which a writer enters, while no other writer lives. A reader that sees the new
+    generation knows that lower positions are correct, also if the writer has come far already.
     """
-    # A crash must not take back a life that others heard of: the next one would have its number, and its IDs again.
+    # A crash must not undo a generation that readers have seen: the next one would have the same number and the same IDs.
     cursor.execute(f"SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
     for table in stream.declaration.tables:
         cursor.execute(f"DELETE FROM {table.name}")

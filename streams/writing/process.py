@@ -1,4 +1,4 @@
-"""The writers of this process, one for each database alias, and their end."""
+"""The writers of this process, one for each database alias, and their retirement at the end of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streams.writing.writer import Condition, WriterProcess
 __all__ = ["before_leaving", "current_writer", "retire_all", "use_instance"]
 
 log = get_logger(__name__)
-#: What appends by itself in this process, to be stopped before its writers leave.
+#: Called before the writers leave: each stops something that appends in the background of this process.
 before_leaving: list[Callable[[], None]] = []
 _writers: dict[str, WriterProcess] = {}
 _instance: str | None = None
@@ -25,9 +25,9 @@ _guard = threading.Lock()
 
 
 def use_instance(pattern: str) -> None:
-    """Write under this name or pattern in this process, instead of ``REPLSITE_INSTANCE``; before the first append.
+    """Sets the name or pattern under which this process writes, instead of ``REPLSITE_INSTANCE``.
 
-    Raises ``BadInstanceName`` for what cannot be a name.
+    To be called before the first append. Raises ``BadInstanceName``, a ``ValueError``, for a text that cannot be a name.
     """
     global _instance  # noqa: PLW0603 - one name for the process
     check_name(pattern)
@@ -35,7 +35,7 @@ def use_instance(pattern: str) -> None:
 
 
 def current_writer(using: str | None = None) -> WriterProcess:
-    """This process as a writer on that database; takes its name at the first reservation."""
+    """Returns this process's writer on that database. It takes its name at the first reservation, not here."""
     alias = using or stream_settings().database
     writer = _writers.get(alias)
     if writer is None or writer.condition is Condition.CLOSED:
@@ -47,9 +47,10 @@ def current_writer(using: str | None = None) -> WriterProcess:
 
 
 def retire_all() -> bool:
-    """Retire this process's writers; for commands that end, and at an orderly exit.
+    """Retires this process's writers: for commands that end, and for an orderly exit.
 
-    A database that is away is said in the log and by False: whoever finds the writers gone resolves them by evidence.
+    Returns false, and logs it, if a writer could not be retired in order, for example because its database is away. Other
+    processes then find that writer dead and resolve it by evidence.
     """
     for stop in before_leaving:
         stop()
@@ -67,7 +68,7 @@ def _retire_quietly(writer: WriterProcess) -> bool:
 
 
 def _after_fork() -> None:
-    """A child must not use its parent's connection, thread or name."""
+    """Clears the writers in a child, which must not use its parent's connection, thread or name."""
     global _guard  # noqa: PLW0603
     _writers.clear()
     _guard = threading.Lock()

@@ -1,19 +1,19 @@
-"""Reservations: IDs taken for facts inside the caller's transaction, complete once that transaction is known to have ended.
+"""Reserves IDs for facts inside the caller's transaction, and completes them when it is known how that transaction ended.
 
-Django calls hooks after a commit, but has none for a rollback, and drops those of a rolled-back savepoint. So:
+Django calls hooks after a commit. It has no hook for a rollback, and it drops the hooks of a rolled-back savepoint. Three
+means together find every end:
 
-* The hook is entered into the connection's list with an *empty* set of savepoints: rolling back a savepoint drops only hooks
-  that were registered under it, so this one stays until the outermost transaction ends.
-* When Django throws the list away (rollback, close, an error in another hook) the hook object is freed, and its finaliser
-  has the database asked how the transaction ended (``pg_xact_status`` of its recorded number).
-* Whatever else may happen (manual transaction management, a connection that died during COMMIT), the background thread
-  asks for every transaction that stays open for a while.
+* The hook is entered into the connection's list with an *empty* set of savepoints. Rolling back a savepoint drops only
+  hooks that were registered under it, so this one stays until the outermost transaction ends.
+* When Django discards the list (rollback, close, an error in another hook), the hook object is freed. Its finaliser has the
+  database asked how the transaction ended (``pg_xact_status`` of its recorded number).
+* The control loop asks about every transaction that stays open for a while. That covers manual transaction management and a
+  connection that was lost during COMMIT.
 
-An ID is thus complete only by the commit hook, which Django calls after COMMIT returned, or by the database's own word.
+An ID is thus complete only by the commit hook, which Django calls after COMMIT returned, or by the database's answer.
 
-Each reservation takes, in one round trip and in this order: the append lock, shared (evidence for whoever has to judge a dead
-writer), then the lease check and the IDs. Two statements, because the second must see what was committed before the
-lock was granted. In a transaction with a frozen snapshot the lease is checked on the control connection instead.
+The lease is checked in each reservation, after the append lock is held (see ``_RESERVE``). In a transaction with a frozen
+snapshot (REPEATABLE READ, SERIALIZABLE) it is checked on the control connection instead.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ __all__ = ["Reservation"]
 
 LARGEST_COUNT = 1_000_000
 
+# Two statements, because the second must see what was committed before the lock was granted. A appends under lease 7, B takes the
+# name: it raises the lease to 8, commits, and gets the append lock. A waits for the lock. In one statement, A's snapshot would be
+# of before B's commit, and A would read lease 7 and append under it. With two, A reads lease 8 and is refused.
 _RESERVE = (
     "SELECT pg_advisory_xact_lock_shared(%(key)s::bigint)",
     """
@@ -66,7 +69,11 @@ _LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
 
 
 class Reservation:
-    """IDs for facts of one stream, in the caller's transaction; made by ``Stream.reserve``."""
+    """IDs for facts of one stream, taken in the caller's transaction, or in one of its own if none is open.
+
+    Made by ``Stream.reserve``. A context manager that can be entered once. Raises ``BadCount`` unless ``count`` is 1 to
+    1,000,000.
+    """
 
     def __init__(self, stream: BoundStream, count: int, using: str | None) -> None:
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= LARGEST_COUNT:
@@ -85,7 +92,7 @@ class Reservation:
 
     @property
     def ids(self) -> list[int]:
-        """The reserved IDs, positive and ascending; raises ``ReservationNotOpen`` before the ``with`` block is entered."""
+        """The reserved IDs, positive and ascending. Raises ``ReservationNotOpen`` before the ``with`` block is entered."""
         if not self._ids:
             raise self._not_open("nothing is reserved before the with block is entered")
         return self._ids
@@ -120,11 +127,12 @@ class Reservation:
             self._record.own(self.stream, tracker, ids)
             owned = True
         finally:
-            if not owned and tracker.complete(ids, written=False):  # nobody got them, so nothing is written under them
+            if not owned and tracker.complete(ids, written=False):  # no caller got these IDs, so no row is under them
                 writer.announce_soon()
         self._ids, self._tenure = ids, tenure
         self._reserved, self._unused = frozenset(ids), iter(ids)
         if not fresh:
+            # A frozen snapshot may show an old lease: read it outside of the transaction, now that the append lock is held.
             self._check_lease(writer)
 
     def _take_ids(self, writer: WriterProcess, tenure: Tenure) -> tuple[int, bool, list[int]]:
@@ -141,7 +149,7 @@ class Reservation:
         return row[0], row[1], row[2]
 
     def _check_lease(self, writer: WriterProcess) -> None:
-        """A transaction with a frozen snapshot may read an old lease: ask outside of it, now that the lock is held."""
+        """Raises ``WriterFenced`` unless the lease is the current one, as read on the control connection."""
         with writer.control_cursor() as cursor:
             cursor.execute(_LEASE, [self._tenure.name])
             row = cursor.fetchone()
@@ -156,7 +164,7 @@ class Reservation:
 
     @staticmethod
     def _lost(writer: WriterProcess, tenure: Tenure) -> WriterFenced:
-        """The lease is not the current one: fence the process, unless it has got a newer one itself meanwhile."""
+        """Fences the process, unless it has taken a newer lease itself meanwhile. Returns the error to raise."""
         writer.fenced("its lease is no longer the current one", tenure.lease)
         return writer.fenced_error()
 
@@ -167,24 +175,27 @@ class Reservation:
             self._atomic.__exit__(kind, error, trace)
 
     def write(self, *facts: Fact) -> None:
-        """Insert rows under the reserved IDs.
+        """Inserts rows under the reserved IDs.
 
-        Rows without an ID get the reserved ones in order, going on where an earlier call ended; a fact of several rows
-        names its ID on each of them. Raises
-        ``ReservationEnded`` once the transaction is over, ``ForeignFact`` for another stream's row or a foreign ID.
+        Rows without an ID get the reserved ones in order, continuing where the last call ended. For a fact of several
+        rows the caller sets the ID on each row. Raises ``ReservationEnded`` once the transaction is over, and
+        ``ForeignFact`` for a row of another stream or an ID that was not reserved here.
         """
         self._check_open()
         self._hold_append_lock()
         self.write_directly(*facts)
 
     def write_directly(self, *facts: Fact) -> None:
-        """``write`` with nothing done on the connection since the reservation: saves a round trip."""
+        """Inserts like ``write``, without taking the append lock again, which saves a round trip.
+
+        Allowed only if nothing was done on the connection since the reservation.
+        """
         self.write_with(self._insert_each, *facts)
 
     def write_with(self, insert: Insert, *facts: Fact) -> None:
-        """``write_directly`` by statements of the caller, who inserts the rows together with others: saves more of them.
+        """Inserts like ``write_directly``, by a function of the caller, who sends the rows together with other statements.
 
-        ``insert`` is called once, with the rows as they are to be inserted.
+        ``insert`` is called once, with ``{model: rows}``. The rows have their IDs and their writer.
         """
         without_id = [fact for fact in facts if self._is_without_id(fact)]
         try:
@@ -197,7 +208,7 @@ class Reservation:
             fact._state.adding, fact._state.db = False, self._using
 
     def _is_without_id(self, fact: Fact) -> bool:
-        """Refuses what is no new row of this stream."""
+        """Returns true if the row has no ID yet. Raises ``ForeignFact`` for an object that is not a new row of this stream."""
         if type(fact) not in self.stream.models:
             raise self.stream.foreign(fact)
         if not fact._state.adding:
@@ -249,7 +260,9 @@ class Reservation:
             )
 
     def _hold_append_lock(self) -> None:
-        """Take the append lock again: rolling back to a savepoint, perhaps one made by hand, gives back what came after it."""
+        """Takes the append lock again, and checks the lease again."""
+        # A rollback to a savepoint, perhaps one made by hand, releases the locks taken after it. If the append lock is
+        # lost, B may take the name and conclude that no transaction is open, while rows are still to be written here.
         with self._connection.cursor() as cursor:
             cursor.execute(_LOCK_AGAIN, {"key": self._tenure.append_key, "name": self._tenure.name})
             fresh, lease = cursor.fetchone()

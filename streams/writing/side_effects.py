@@ -1,8 +1,8 @@
-"""What else happens when facts are inserted: older rows vanish where only the newest is kept, cached values become old.
+"""Does what must follow an insert of facts: deletes older rows where only the newest is kept, and invalidates cached values.
 
-The values are dropped when the transaction is known to have committed, and before its facts are complete. Until then the
-transaction itself computes them anew each time (``is_changed_here``), and everybody else still sees what was before. What
-it had computed before it made them old is not kept at its end (``spoil_begun``).
+Cached values are dropped when the transaction is known to have committed, before its facts are complete. Until then the
+transaction itself computes them on every call (``is_changed_here``), and other connections still get the old values.
+Values that the transaction had begun to compute before its insert are not kept (``spoil_begun``).
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """What a transaction that is open on a connection is going to drop."""
+    """The invalidations that an open transaction makes when it commits."""
 
     record: OpenTransaction
     drops: frozenset[Drop]
 
     def changes(self, cache: str, key: Key) -> bool:
-        """Whether it drops that value."""
+        """Returns true if the value is among them, by its key or because the whole cache is dropped."""
         return Drop(cache, key) in self.drops or Drop(cache, None) in self.drops
 
 
 _pending: weakref.WeakKeyDictionary[BaseDatabaseWrapper, list[_Pending]] = weakref.WeakKeyDictionary()
-#: The same of all connections; several threads change it, so nobody walks along it but by a copy.
+#: The same for all connections, by ``id()`` of the entry. Several threads change it, so iterate over a copy.
 _all_pending: dict[int, _Pending] = {}
 
 
 def has_effects(stream: BoundStream, facts: Sequence[Fact]) -> bool:
-    """Whether inserting these facts has to be followed by something."""
+    """Returns true if ``apply_side_effects`` must be called after these facts are inserted."""
     return stream.keeps_newest or _may_drop_here(stream, facts)
 
 
 def apply_side_effects(
     stream: BoundStream, connection: BaseDatabaseWrapper, record: OpenTransaction, facts: Sequence[Fact]
 ) -> None:
-    """What follows from these facts, in the transaction that has just inserted them."""
+    """Applies the effects of these facts. Must be called in the transaction that has just inserted them."""
     by_table = {table.name: [f for f in facts if f._meta.db_table == table.name] for table in stream.declaration.tables}
     for table in stream.declaration.tables:
         if table.newest_per and by_table[table.name]:
@@ -76,7 +76,7 @@ def apply_side_effects(
 
 
 def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bool:
-    """Whether the transaction that is open on this connection has made the value old."""
+    """Returns true if the transaction that is open on this connection has made the cached value out of date."""
     waiting = _pending.get(connection)
     if not waiting:
         return False
@@ -85,24 +85,22 @@ def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bo
 
 
 def is_changed_in_process(cache: str, key: Key) -> bool:
-    """Whether an open transaction of any connection of this process has made the value old.
+    """Returns true if an open transaction of any connection of this process has made the cached value out of date.
 
-    For code that cannot tell on which connection its queries go: between async code and the transaction lie threads.
+    For code that cannot know which connection its queries use: async code runs its transactions in other threads.
     """
     return bool(_all_pending) and any(pending.changes(cache, key) for pending in _open(list(_all_pending.values())))
 
 
 def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
-    """Those whose transaction the connection is in.
-
-    How a transaction ended may be known late, or never: A rolls back, and its writer is closed before it has asked. That
-    A's connection has left it is known at once. If it was committed nevertheless, the feed drops the values.
-    """
+    """Returns the entries whose transaction is still open on its connection."""
+    # Not ``ended``: how a transaction ended may be known late, or never. A rolls back, and its writer is closed before it has
+    # asked. That A's connection has left the transaction is known at once. If it was committed, the feed drops the values.
     return [pending for pending in waiting if not pending.record.left]
 
 
 def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
-    """Whether these facts may make values of this process old; most events change no room's state."""
+    """Returns true if these facts may invalidate values of this process. Most events do not: they change no room's state."""
     if not (stores and stream.drops_now()):
         return False
     if stream.drops is not drops_nothing or stream.state_changes is None:
@@ -115,7 +113,7 @@ def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
 
 
 def _values(table: FactTable, fact: Fact) -> list[Any]:
-    """The values of the columns as they are stored: JSON as other processes are going to read it."""
+    """Returns the values of the table's columns as they are stored. JSON is as other processes will read it."""
     fields = {field.column: field for field in fact._meta.concrete_fields}
     values: list[Any] = []
     for column in table.columns:
@@ -136,7 +134,7 @@ def _drops(
         for fact in by_table[table.name]:
             values = _values(table, fact)
             if stream.dropped_caches and any(isinstance(value, BaseExpression) for value in values):
-                # The key may be what only the database knows.
+                # The key may be an SQL expression, whose value only the database knows: drop the whole caches.
                 drops |= {Drop(cache, None) for cache in stream.dropped_caches}
             else:
                 rows.append(table.row(values))
@@ -163,8 +161,9 @@ def _drop_at_end(
     def end(written: bool) -> None:
         if written:
             apply_drops(drops, owner)
-            # Not before: A's answer to COMMIT is lost, another process takes A's facts for complete, and A's feed reads them
-            # before A has learnt how its transaction ended. They are then dropped by the feed.
+            # Only now, so that the feed does not skip these facts earlier. A's answer to COMMIT is lost. Another process
+            # finds A's facts complete, and A's feed reads them before A knows how its transaction ended: then the feed
+            # drops the values.
             cache_feed.note_own(stream.name, ids, alias)
         _all_pending.pop(id(pending), None)
 
@@ -172,7 +171,7 @@ def _drop_at_end(
 
 
 def _after_fork() -> None:
-    """The parent's transactions are not the child's."""
+    """Clears the tables in a child: the parent's transactions are not the child's."""
     _pending.clear()
     _all_pending.clear()
 
@@ -180,7 +179,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-#: Locks per table, so that a batch of very many values does not need very many.
+#: Advisory locks of one table. Keys share them by hash, so that a batch of very many keys needs few locks.
 _LOCKS = 64
 
 _LOCK = """
@@ -191,17 +190,20 @@ FROM (SELECT DISTINCT hashtextextended(value, 0) & %(mask)s AS number FROM unnes
 
 
 def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> None:
-    """Delete all but the newest row for each value that these facts have; in the transaction that inserted them."""
+    """Deletes all but the newest row for each key (``newest_per``) of these facts.
+
+    Must be called in the transaction that inserted them.
+    """
     values = sorted({str(getattr(fact, table.newest_per)) for fact in facts})
     with connection.cursor() as cursor:
         keep_newest_of(cursor, table, values)
 
 
 def keep_newest_of(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
-    """Delete all but the newest row for each of these values; in the transaction that inserted rows with them.
+    """Deletes all but the newest row for each of these keys. Must be called in the transaction that inserted rows with them.
 
-    So a table keeps the present state of each user, for instance, and no row ever changes under its ID. In a transaction
-    with a frozen snapshot an older row may stay; the next one deletes it.
+    A table then holds the present state of each user, for instance, and no row ever changes under its ID. In a
+    transaction with a frozen snapshot an older row may stay. The next call deletes it.
     """
     # A and B insert a row for the same value. Without the lock neither sees the other's row, and both stay. With it B waits
     # between its insert and its delete until A has committed, and sees A's.

@@ -1,11 +1,12 @@
-"""What an operator may do to a writer that holds its streams back: ask it to leave, or end what it holds open.
+"""The means of an operator against a writer that holds its streams back: ask it to leave, or end its sessions.
 
-A living writer is asked to drain and leaves by itself. Its open transactions can be ended by the server
-(``pg_terminate_backend``): they roll back, and the process learns it from the database like any other rollback. A process that
-does not react even then hangs: ending the session of its lock proves it gone, and it is resolved by evidence like a dead one.
+A living writer is asked to drain, and leaves by itself. Its open transactions can be ended by the server
+(``pg_terminate_backend``): they roll back, and the process learns this from the database like any other rollback. A
+process that does not react even then hangs. Ending the session of its lock releases the lock, and the writer is resolved
+by evidence like a dead one.
 
-Every step leaves a row in ``streams_writerresolution`` and a line in the log. ``cursor`` belongs to a direct connection in
-autocommit mode. Nothing here waits without a limit.
+Every step leaves a row in ``streams_writerresolution`` and a line in the log. ``cursor`` belongs to a direct connection
+in autocommit mode. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from streams.writing.dead_writers import Resolution, Trace, leave_trace, resolve
 __all__ = ["Holding", "OpenSession", "end_process", "end_sessions", "holding", "is_free", "is_retired", "wait_until"]
 
 log = get_logger(__name__)
-#: A transaction that is younger than this is at work, not in the way.
+#: A transaction that is younger than this is taken to be at work, and is left alone.
 YOUNG_SECONDS = 1.0
 _TERMINATE_MS = 5_000
 _LOOK_SECONDS = 0.1
 
-#: Name: sessions that hold an advisory lock, and what they do.
+#: Sessions that hold an advisory lock, and what they do. Parameter: the lock's key.
 _HOLDERS = f"""
 SELECT a.pid, a.application_name, coalesce(host(a.client_addr), 'local'), coalesce(a.state, ''), a.xact_start,
        a.backend_xid::text::bigint, extract(epoch FROM clock_timestamp() - a.xact_start)::float8, left(a.query, 200)
@@ -48,11 +49,11 @@ SELECT stream, abs(position), state, pending_facts, oldest_pending_at, oldest_pe
        extract(epoch FROM clock_timestamp() - oldest_pending_at)::float8
 FROM streams_streamposition WHERE instance_name = %s ORDER BY stream
 """
-#: Name: end a session, if it is still in that very transaction.
+#: Ends a session if it is still in the same transaction. Parameters: milliseconds to wait, PID, the transaction's begin.
 _TERMINATE = """
 SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = %s AND xact_start IS NOT DISTINCT FROM %s
 """
-#: Name: one that lies ahead is of before the clock was set back.
+#: Tests for a heartbeat after a time. One in the future is of before the clock was set back, and does not count.
 _BEAT_SINCE = "SELECT heartbeat_at > %s AND heartbeat_at <= clock_timestamp() FROM streams_instance WHERE name = %s"
 _NOW = "SELECT clock_timestamp()"
 
@@ -67,7 +68,7 @@ class OpenSession:
     state: str
     transaction_since: datetime | None
     transaction: int | None
-    """PostgreSQL's 32-bit number of it; None while it has written nothing."""
+    """The transaction's number in PostgreSQL, 32 bits. None while it has written nothing."""
     open_seconds: float | None
     query: str
 
@@ -79,7 +80,7 @@ class OpenSession:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The writer on one stream; the position is positive."""
+    """A writer on one stream. The position is positive."""
 
     stream: str
     position: int
@@ -92,7 +93,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A writer, and what holds its streams back: its process, its open transactions, its pending facts."""
+    """A writer and everything of it that holds its streams back: its process, its open transactions, its pending facts."""
 
     writer: str
     host: str
@@ -100,45 +101,49 @@ class Holding:
     command: str
     heartbeat_at: datetime | None
     silent_seconds: float
-    """Seconds since its last sign of life."""
+    """Seconds since its last heartbeat."""
     lock: OpenSession | None
-    """The session that holds its name; None: the process is gone."""
+    """The session that holds its name. None if the process is gone."""
     transactions: tuple[OpenSession, ...]
-    """Those that are not young, oldest first."""
+    """Its open transactions that are older than ``YOUNG_SECONDS``, oldest first."""
     rows: tuple[Row, ...]
 
     @property
     def retired(self) -> bool:
-        """Whether it has left all its streams."""
+        """Returns true if it has left all its streams."""
         return all(row.state == "retired" for row in self.rows)
 
     @property
     def pending_facts(self) -> int:
-        """IDs reserved and not complete, as its process told last."""
+        """The number of IDs that are reserved and not complete, as its process reported last."""
         return sum(row.pending_facts for row in self.rows)
 
     @property
     def stuck_facts(self) -> int:
-        """Those that are pending for longer than a transaction at work and the news of its end take."""
+        """The number of pending IDs that should be complete by now.
+
+        They are pending for longer than a short transaction (``YOUNG_SECONDS``) and the report of its end (two
+        heartbeats) take.
+        """
         news = YOUNG_SECONDS + 2 * stream_settings().heartbeat_seconds
         return sum(row.pending_facts for row in self.rows if (row.pending_seconds or 0.0) >= news)
 
     @property
     def is_silent(self) -> bool:
-        """Whether a session holds its name, but its process shows no sign of life: stopped, hanging, or a host that is lost.
+        """Returns true if a session holds its name but its process sends no heartbeats: stopped, hanging, or a lost host.
 
-        Such a writer holds linear readers back with nothing pending: its position stays, and others go on.
+        Such a writer holds linear readers back even with nothing pending: its position stays, and others go on.
         """
         return self.lock is not None and not self.retired and self.silent_seconds > patience_seconds()
 
     @property
     def process(self) -> str:
-        """Its process in words."""
+        """Its process, as text for a message."""
         return f"process {self.process_id} on host {self.host} ({self.command})" if self.process_id else "its process"
 
 
 def holding(cursor: Any, writer: str) -> Holding:
-    """Look at a writer now; raises ``UnknownWriter`` with the names that exist."""
+    """Returns a writer as it is now. Raises ``UnknownWriter``, which lists the names that exist."""
     cursor.execute(_ROWS, [writer])
     rows = tuple(Row(*row) for row in cursor.fetchall())
     if not rows:
@@ -160,14 +165,17 @@ def _sessions(cursor: Any, key: int) -> list[OpenSession]:
 
 
 def ask_to_leave(cursor: Any, writer: str, asked_by: str) -> list[str]:
-    """Ask a living writer to drain; returns the streams that it is going to leave."""
+    """Asks a living writer to drain. Returns the streams that it is going to leave."""
     streams = lease.mark_draining(cursor, writer, asked_by)
     log.info("writer.asked_to_drain", writer=writer, by=asked_by, streams=streams)
     return streams
 
 
 def end_sessions(cursor: Any, found: Holding, by: str) -> list[OpenSession]:
-    """End the transactions that were found, with a trace; those that are over meanwhile are left alone."""
+    """Ends the transactions that were found, and stores a trace. Returns the sessions that were ended.
+
+    A session whose transaction is over by now is left alone.
+    """
     ended = []
     for session in found.transactions:
         cursor.execute(_TERMINATE, [_TERMINATE_MS, session.pid, session.transaction_since])
@@ -179,13 +187,17 @@ def end_sessions(cursor: Any, found: Holding, by: str) -> list[OpenSession]:
 
 
 def end_process(cursor: Any, found: Holding, by: str) -> list[Resolution]:
-    """The process does not react: end the session of its lock, then take it as dead, by evidence and not by that."""
+    """Ends the session that holds the writer's lock, then resolves the writer by evidence.
+
+    For a process that does not react. That its session was ended proves nothing: the writer is retired only if both of
+    its locks can be had within 5 seconds. Returns an empty list if not, or if another process resolved it first.
+    """
     if found.lock is not None:
         cursor.execute(_TERMINATE, [_TERMINATE_MS, found.lock.pid, found.lock.transaction_since])
         _trace(cursor, found, f"its process did not react; ended the session of its lock: {found.lock}", by)
     deadline = time.monotonic() + _TERMINATE_MS / 1000
     while not (done := resolve_writer(cursor, found.writer, by)) and time.monotonic() < deadline:
-        if is_retired(cursor, found.writer):  # somebody else resolved it first
+        if is_retired(cursor, found.writer):  # another process resolved it first
             break
         time.sleep(_LOOK_SECONDS)
     return done
@@ -200,12 +212,15 @@ def _trace(cursor: Any, found: Holding, evidence: str, by: str) -> None:
 
 
 def is_retired(cursor: Any, writer: str) -> bool:
-    """Whether it has left all its streams."""
+    """Returns true if the writer has left all its streams."""
     return holding(cursor, writer).retired
 
 
 def is_free(cursor: Any, writer: str, ended: Sequence[OpenSession], since: datetime) -> bool:
-    """Whether the process has noticed, by a sign of life after ``since``, that those transactions are over."""
+    """Returns true if the writer sent a heartbeat after ``since`` and no longer reports the ended transactions as pending.
+
+    With an empty ``ended``, true if it has no stuck facts.
+    """
     cursor.execute(_BEAT_SINCE, [since, writer])
     row = cursor.fetchone()
     if row is None or not row[0]:
@@ -218,19 +233,19 @@ def is_free(cursor: Any, writer: str, ended: Sequence[OpenSession], since: datet
 
 
 def now(cursor: Any) -> datetime:
-    """The database's time."""
+    """Returns the database's clock time."""
     cursor.execute(_NOW)
     at: datetime = cursor.fetchone()[0]
     return at
 
 
 def patience_seconds() -> float:
-    """How long a living process may take to show that it noticed."""
+    """Returns the seconds that a living process may take to react: three heartbeats and two seconds."""
     return 3 * stream_settings().heartbeat_seconds + 2.0
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Look again and again whether it holds; False when the time is up first."""
+    """Polls the condition until it is true. Returns false if the time is up first."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""A transaction in which IDs were reserved, until it is known how it ended."""
+"""Records of the transactions in which IDs were reserved. A record is kept until the end of its transaction is known."""
 
 from __future__ import annotations
 
@@ -18,40 +18,39 @@ __all__ = ["OpenTransaction", "Watcher"]
 
 
 class Watcher(Protocol):
-    """The writer, as far as a transaction needs it."""
+    """The methods of a writer that a transaction calls."""
 
     def watch(self, transaction: OpenTransaction) -> None:
-        """Look after it until its end is known."""
+        """Keeps the record until the transaction's end is known."""
 
     def ask(self, transaction: OpenTransaction) -> None:
-        """Ask the database how it ended; called from anywhere."""
+        """Has the database asked how the transaction ended. May be called from any thread and by the garbage collector."""
 
     def announce_soon(self) -> None:
-        """A position rose."""
+        """Has a position announced that rose."""
 
 
 class OpenTransaction:
-    """An outermost transaction in which IDs were reserved, and what is to be completed when it ends."""
+    """The record of an outermost transaction: the IDs that were reserved in it, and the callbacks for its end."""
 
     def __init__(self, writer: Watcher, number: int) -> None:
         self.writer = writer
-        self.number = number  # PostgreSQL's
+        self.number = number  # PostgreSQL's, 64 bits
         self.opened_at = time.monotonic()
-        #: How it ended is known, and its IDs are complete.
+        #: Its end is known, and its IDs are complete.
         self.ended = False
-        #: The connection has left it, though perhaps nobody knows yet how it ended.
+        #: The connection has left it. How it ended may still be unknown.
         self.left = False
-        #: Called with "was it written?" when it ends, before its IDs are complete; quick, and never raising.
+        #: Called with ``written`` when it ends, before its IDs are complete. Must be quick and never raise.
         self.at_end: list[Callable[[bool], None]] = []
         self._pending: list[tuple[BoundStream, PositionTracker, list[int]]] = []
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, connection: BaseDatabaseWrapper, writer: Watcher, number: int) -> OpenTransaction:
-        """The record of the connection's transaction of that number; enters the hook when there is none yet.
+        """Returns the record of the connection's transaction with that number.
 
-        Under manual transaction management Django keeps hooks beyond COMMIT, so hooks of other numbers belong to
-        transactions that have ended: they are taken out, and the database is asked about those.
+        Makes the record, and enters its commit hook, if there is none.
         """
         hooks: list[Any] = connection.run_on_commit
         for entry in list(hooks):
@@ -59,21 +58,24 @@ class OpenTransaction:
             if isinstance(hook, _CommitHook) and hook.record.writer is writer:
                 if hook.record.number == number:
                     return hook.record
+                # Under manual transaction management Django keeps hooks beyond COMMIT. A hook of another number belongs to a
+                # transaction that has ended. Removing it frees it, and its finaliser has the database asked.
                 hooks.remove(entry)
         record = cls(writer, number)
         writer.watch(record)
+        # Without savepoints, so that a rollback to a savepoint does not drop it. First, so that it runs before other hooks.
         hooks.insert(0, (set(), _CommitHook(record), False))
         if not (connection.in_atomic_block and connection.commit_on_exit):
             writer.ask(record)  # the hook may come much later than the COMMIT, so keep asking
         return record
 
     def own(self, stream: BoundStream, tracker: PositionTracker, ids: list[int]) -> None:
-        """These IDs are complete when the transaction ends."""
+        """Adds IDs, ascending, that become complete when the transaction ends."""
         with self._lock:
             self._pending.append((stream, tracker, ids))
 
     def pending(self) -> dict[str, int]:
-        """Stream -> smallest ID that waits for this transaction."""
+        """Returns ``{stream: smallest ID that waits for this transaction}``."""
         with self._lock:
             lowest: dict[str, int] = {}
             for stream, _, ids in self._pending:
@@ -81,7 +83,7 @@ class OpenTransaction:
             return lowest
 
     def end(self, *, written: bool) -> None:
-        """The transaction has ended: complete its IDs. Later calls do nothing."""
+        """Calls the callbacks, then completes the IDs, as committed (``written``) or rolled back. Later calls do nothing."""
         with self._lock:
             self.ended = self.left = True
             pending, self._pending = self._pending, []
@@ -94,7 +96,7 @@ class OpenTransaction:
 
 
 class _CommitHook:
-    """What Django calls after COMMIT; being freed without that call is the sign of any other end."""
+    """The hook that Django calls after COMMIT. If it is freed without that call, the transaction ended in another way."""
 
     def __init__(self, record: OpenTransaction) -> None:
         self.record = record

@@ -1,14 +1,15 @@
 """The process as a writer: its name, its lock, and the trackers of the streams that it writes.
 
 A ``WriterProcess`` holds one *control connection*: the session lock on its name, LISTEN, announcements, heartbeats and
-questions about transactions all go over it, from one background thread (``streams.writing.control_loop``). When that connection
-is lost the lock is lost, and the process is fenced: it may not append until it holds the name again under a new lease.
+questions about transactions all go over it, from one background thread (``streams.writing.control_loop``). When that
+connection is lost, the lock is lost and the process is fenced: it may not append until it holds the name again under a
+new lease.
 
-Why a lease besides the lock: a process that does not yet know that its lock is gone could still append. Every
-reservation therefore checks, in the caller's own transaction and after taking the append lock shared, that its lease is the
-current one; and a new holder waits for the append lock, exclusively, before it believes that nothing older is open.
+The lock alone is not enough: a process that does not know yet that its lock is gone could still append. Every reservation
+therefore checks in the caller's own transaction, after taking the append lock shared, that its lease is the current one.
+A new holder of the name waits for the append lock, exclusively, before it assumes that no older transaction is open.
 
-Assumes PostgreSQL, one ``WriterProcess`` per process and database alias, and that forked children start anew.
+Assumes PostgreSQL, one ``WriterProcess`` per process and database alias, and that a forked child makes its own.
 """
 
 from __future__ import annotations
@@ -60,63 +61,63 @@ __all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess", "when_moved"
 log = get_logger(__name__)
 
 
-#: A lost announcement is repaired by the next one, so none of them waits for the disk; unless the facts do not wait either: a
-#: crash would have the sequence give out again what followers were told of.
+#: Announcements do not wait for the disk, because the next one repairs a lost one. If commits of facts do not wait for the disk
+#: either, announcements do: otherwise a crash could make the sequence give out IDs again that were announced to followers.
 _ANNOUNCEMENTS_WAIT_LESS = """
 SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE 'off' END, false)
 """
 
 
-#: Called with the database alias when facts of this process are complete, in the thread that learned it; must be quick.
+#: Called with the database alias when facts of this process are complete, in the thread that learned it. Must be quick.
 when_moved: set[Callable[[str], None]] = set()
 
 
 class Condition(StrEnum):
-    """Where this process is as a writer."""
+    """The states of this process as a writer."""
 
     NEW = "new"  # no name held yet
     HOLDING = "holding"  # lock held, may append
     DRAINING = "draining"  # lock held, what is reserved completes, nothing new is reserved
     FENCED = "fenced"  # lock lost, may not append until it is held again
-    RETIRED = "retired"  # left when somebody asked it to; this process does not come back
+    RETIRED = "retired"  # left because it was asked to; this process does not come back
     CLOSED = "closed"  # given up for good
 
 
 @dataclass(slots=True)
 class Tenure:
-    """One stretch of holding a name: the lease and the trackers that were started under it.
+    """One period of holding a name: the lease, and the trackers that were started under it.
 
-    They go together: an ID taken under one lease must never be tracked by the trackers of another.
-    ``entering`` are streams whose entry was committed and whose poke did not come back yet: pokes before that one tell of times
-    that the entry covers, and perhaps of the stream's last life.
+    They belong together: an ID taken under one lease must never be tracked by a tracker of another. ``entering`` are the
+    streams whose entry was committed and whose entry notification did not come back yet. Notifications that arrive before
+    that one describe times that the entry covers already, and perhaps the stream's last generation.
     """
 
     name: str
     lease: int
     append_key: int = 0
-    """Locked, shared, by each transaction that appends under the lease."""
+    """Key of the append lock, which each transaction that appends under the lease holds, shared."""
     trackers: dict[str, PositionTracker] = field(default_factory=dict)
     entering: set[str] = field(default_factory=set)
 
 
 class WriterControl(Protocol):
-    """The thread that works on the control connection, as far as the writer needs it."""
+    """The methods of the control loop that the writer calls."""
 
     def start(self) -> None:
-        """Start the thread if it does not run."""
+        """Starts the thread if it does not run."""
 
     def wake(self) -> None:
-        """Look at everything now."""
+        """Makes the thread look for work now."""
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is pending and everything is announced."""
+        """Waits until nothing is pending and everything is announced. Returns false if the time is up first."""
 
     def stop(self) -> None:
-        """End the thread and wait for it."""
+        """Ends the thread and waits for it."""
 
 
 class WriterProcess:
-    """This process as a writer on one database."""
+    """The writer of this process on one database."""
 
     def __init__(self, using: str, pattern: str, control_loop: Callable[[WriterProcess], WriterControl]) -> None:
         self.using = using
@@ -133,31 +134,32 @@ class WriterProcess:
 
     @property
     def name(self) -> str:
-        """The name that is held; empty before the first reservation."""
+        """The name that is held, or was held last. Empty before the first reservation."""
         return self.tenure.name
 
     @property
     def lease(self) -> int:
-        """The number of the present lease."""
+        """The number of the present lease, 0 before the first reservation."""
         return self.tenure.lease
 
     @property
     def trackers(self) -> dict[str, PositionTracker]:
-        """The streams entered under the present lease."""
+        """The trackers of the streams that were entered under the present lease, by stream."""
         return self.tenure.trackers
 
     # --- holding the name -----------------------------------------------------------------------------------------
 
     @property
     def has_lock(self) -> bool:
-        """Whether the name is held, be it to append or to leave."""
+        """Returns true while the name is held, to append or to leave."""
         return self.condition in (Condition.HOLDING, Condition.DRAINING)
 
     def hold(self) -> None:
-        """Take the name if it is not held: lock, lease, and proof that nothing of an earlier holder is open.
+        """Takes the name if it is not held: the lock, a new lease, and proof that no transaction of an earlier holder is open.
 
-        Raises ``WriterNameTaken`` or ``WriterBusy``, with the holder; ``WriterFenced`` while a lost lock is not back;
-        ``WriterDraining`` and ``WriterRetired`` on the way out; Django's ``OperationalError`` when the database is away.
+        Raises ``WriterNameTaken`` or ``WriterBusy``, which name the holder; ``WriterFenced`` while a lost lock is not
+        back; ``WriterDraining`` and ``WriterRetired`` once the process leaves; Django's ``OperationalError`` if the
+        database is away.
         """
         if self.condition is Condition.HOLDING:
             return
@@ -172,13 +174,13 @@ class WriterProcess:
             try:
                 self._background.start()
                 self._resume()
-            except BaseException:  # an interrupt: the background takes the name again, and enters what was left out
+            except BaseException:  # such as an interrupt: the loop takes the name again and enters the other streams
                 self.fenced("not all its streams were entered")
                 self._background.start()
                 raise
 
     def _refuse(self) -> None:
-        """No reservation for a process that lost its name or leaves."""
+        """Raises ``WriterFenced``, ``WriterDraining`` or ``WriterRetired`` if this process lost its name or leaves."""
         self._refuse_fenced()
         who = f", as {self.drain_asked_by} asked" if self.drain_asked_by else ""
         if self.condition is Condition.DRAINING:
@@ -193,12 +195,15 @@ class WriterProcess:
             )
 
     def _refuse_fenced(self) -> None:
-        """Without waiting for the lock: the caller's own transaction may be what taking the name again waits for."""
+        """Raises ``WriterFenced`` if the process is fenced."""
         if self.condition is Condition.FENCED:
             raise self.fenced_error()
 
     def hold_again(self) -> None:
-        """After the control connection was lost: take the same name under a new lease, and forget what was known."""
+        """Takes the same name again after a fence, under a new lease, and starts the trackers of its streams again.
+
+        Does nothing unless the process is fenced. Raises as ``hold`` does.
+        """
         if self.condition is not Condition.FENCED:
             return
         taken = self._take(self.name)
@@ -207,8 +212,8 @@ class WriterProcess:
                 _close_quietly(taken[0])
                 return
             self.shown_pending = {}
-            # A fenced: its streams stand active. B finds its locks free, proves it dead and retires it on them. A holds the name
-            # again: without what it wrote before, it would live and stand in no stream until its next append.
+            # A is fenced and its streams are still active. B finds A's locks free and retires A on them as dead. A takes the name
+            # again. Without its former streams it would live, but be a writer of no stream until its next append.
             self._left.update(self.trackers)
             self._install(*taken)
             self._resume(self._left)
@@ -225,7 +230,7 @@ class WriterProcess:
                 held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
                 cursor.execute(f"LISTEN {driver.channel(cursor, CHANNEL)}")
                 cursor.execute(_ANNOUNCEMENTS_WAIT_LESS)
-                driver.notify_queue_usage(cursor)  # a queue that was full would refuse to take what enters its streams
+                driver.notify_queue_usage(cursor)  # frees a queue that was full, which would refuse to enter streams
         except BaseException:
             control.close()
             raise
@@ -238,9 +243,9 @@ class WriterProcess:
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
     def _resume(self, left: Collection[str] = ()) -> None:
-        """Enter the streams that an earlier life of this name has not left: nobody else moves their positions on.
+        """Enters the streams that an earlier holder of this name has not left. No other process would move their positions on.
 
-        ``left`` are those that this process wrote before it lost the name, which others may have retired it on.
+        ``left`` are streams that this process wrote before it lost the name. Other processes may have retired it on them.
         """
         with self.control_cursor() as cursor:
             cursor.execute(leases.ACTIVE_STREAMS, [self.name])
@@ -252,13 +257,13 @@ class WriterProcess:
                 log.warning("writer.leaves_stream", writer=self.name, stream=name, reason=str(error))
                 with self.control_cursor() as cursor:
                     dead_writers.retire_streams(cursor, self.name, [name])
-            except SequenceBehind as error:  # concerns those who append to that stream, and they are told
+            except SequenceBehind as error:  # concerns that stream's appends only, which raise the same error
                 log.error("writer.cannot_resume", writer=self.name, stream=name, error=str(error))
 
     def fenced(self, reason: str, lease: int | None = None) -> None:
-        """The control connection is gone, or another process holds the name: no more appends under this lease.
+        """Forbids appends under this lease: the control connection is lost, or another process holds the name.
 
-        With ``lease`` given, only if that is still the present one.
+        With ``lease``, does so only if that is still the present lease.
         """
         with self._lock:
             if not self.has_lock or lease not in (None, self.lease):
@@ -268,7 +273,7 @@ class WriterProcess:
             log.warning("writer.fenced", writer=self.name, lease=self.lease, reason=reason)
 
     def fenced_error(self) -> WriterFenced:
-        """The error that an append gets meanwhile."""
+        """Returns the error that an append gets while the process is fenced."""
         return WriterFenced(
             f"This process lost its lock on the writer name {self.name!r} (lease {self.lease}), so it may not append: another "
             f"process may hold the name. It tries to take the name again by itself; repeat the transaction."
@@ -277,11 +282,14 @@ class WriterProcess:
     # --- streams --------------------------------------------------------------------------------------------------
 
     def tracker(self, stream: BoundStream) -> PositionTracker:
-        """The tracker of a stream that this process writes; enters the stream on first use."""
+        """Returns the tracker of a stream that this process writes. Enters the stream on first use."""
         return self.enter(stream)[1]
 
     def enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
-        """The present tenure and its tracker of a stream; enters the stream on first use."""
+        """Returns the present tenure and its tracker of a stream. Enters the stream on first use.
+
+        Raises as ``hold`` does, and ``WriterNotAllowed`` or ``SequenceBehind``.
+        """
         self.hold()
         tenure = self.tenure
         tracker = tenure.trackers.get(stream.name)
@@ -292,7 +300,7 @@ class WriterProcess:
         return tenure, tracker
 
     def _enter(self, stream: BoundStream) -> PositionTracker:
-        """Start on a stream, as ``streams.core.recovery`` tells. The writer's row is committed before its first reservation."""
+        """Enters a stream as ``streams.core.recovery`` describes. The writer's row is committed before its first reservation."""
         self._check_allowed(stream)
         tracker = self._start(stream)
         for other in stream.sharing:  # an ID taken here moves the other's position, too, so that it does not lag
@@ -312,7 +320,7 @@ class WriterProcess:
         return tracker
 
     def _resolve_the_dead(self, cursor: Any, stream: BoundStream) -> None:
-        """A stream in memory begins anew unless somebody else lives, so see who does."""
+        """Retires the other writers of a stream in memory that are dead. Only if none lives does the stream start again at 0."""
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
             dead_writers.resolve_writer(cursor, writer, self.name)
@@ -339,6 +347,8 @@ class WriterProcess:
             )
             move_forward(cursor, stream.declaration.sequence, outcome.set_sequence_to)
         tracker = outcome.tracker(stream.ids_from(cursor, outcome.linear), findings)
+        # Read again, now locked until the commit: the positions may have risen since ``stored``. The row that
+        # ``store_entry`` adds then lies at or above all of them, so the minimum over the writers never goes down.
         held = [row for row in leases.hold_positions(cursor, stream.name) if row[0] != self.name]
         tracker.learn(
             {writer: position for writer, state, position in held if state != RETIRED},
@@ -361,7 +371,10 @@ class WriterProcess:
 
     @contextmanager
     def control_cursor(self) -> Iterator[Any]:
-        """A cursor on the control connection, for one thread at a time; its loss fences the process."""
+        """Yields a cursor on the control connection, to one thread at a time. A lost connection fences the process.
+
+        Raises ``WriterFenced`` if the name is not held, or if the connection is lost inside the block.
+        """
         self._refuse_fenced()
         with self._lock:
             if not self.has_lock:
@@ -376,26 +389,26 @@ class WriterProcess:
     # --- background -----------------------------------------------------------------------------------------------
 
     def announce_soon(self) -> None:
-        """A position rose: let the background thread store and announce it, together with others that rose meanwhile."""
+        """Has the control loop store and announce risen positions, together with others that rise meanwhile."""
         self._background.wake()
-        for call in list(when_moved):  # another thread may add the first waiter's
+        for call in list(when_moved):  # a copy: another thread may add the callback of its first waiter
             call(self.using)
 
     def watch(self, transaction: OpenTransaction) -> None:
-        """Have an open transaction looked after until its end is known."""
+        """Has the control loop watch an open transaction until its end is known."""
         self.in_doubt.watch(transaction)
 
     def ask(self, transaction: OpenTransaction) -> None:
-        """The transaction seems to have ended without its hook: ask the database now. Safe to call from anywhere."""
+        """Has the control loop ask the database how a transaction ended whose hook was not called. Safe to call from anywhere."""
         self.in_doubt.ask(transaction)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def begin_drain(self, asked_by: str = "") -> None:
-        """``active -> draining``: from now on nothing new is reserved, and what is open completes.
+        """Changes ``active`` to ``draining``: from now on nothing new is reserved, and what is open completes.
 
-        With ``asked_by`` the background thread retires the writer once nothing is pending, and this process does not
-        come back. Does nothing when it is draining already, or holds no name.
+        With ``asked_by``, the control loop retires the writer once nothing is pending, and this process does not come
+        back. Does nothing unless the process holds its name and is not draining yet.
         """
         with self._lock:
             if self.condition is not Condition.HOLDING:
@@ -406,7 +419,10 @@ class WriterProcess:
             log.info("writer.drains", writer=self.name, streams=list(self.trackers), asked_by=asked_by or "its process")
 
     def finish_drain(self, timeout_seconds: float) -> bool:
-        """``draining -> retired`` as somebody asked: called by the background thread when nothing is pending."""
+        """Changes ``draining`` to ``retired``, as an operator asked. The control loop calls it when nothing is pending.
+
+        Returns false if the process is not draining or could not leave.
+        """
         with self._lock:
             if self.condition is not Condition.DRAINING or not self._leave(timeout_seconds):
                 return False
@@ -415,13 +431,12 @@ class WriterProcess:
             return True
 
     def retire(self, timeout_seconds: float = 5.0) -> bool:
-        """Leave all streams: reserve nothing more, wait for what is pending, announce, and leave the linear position.
+        """Leaves all streams: reserves nothing more, waits for what is pending, announces it, and leaves the linear position.
 
-        Appends of other threads get ``WriterDraining`` meanwhile. Returns False when something
-        is still pending after the time-out; the name is then let go as it is, and whoever finds the writer gone resolves
-        it by evidence.
+        Appends of other threads get ``WriterDraining`` meanwhile. Returns false if something is still pending after the
+        timeout. The name is then released without retiring, and other processes resolve the writer by evidence.
         """
-        with suppress(WriterFenced):  # then there is nothing to leave in order
+        with suppress(WriterFenced):  # a fenced writer has nothing to leave in order
             self.begin_drain()
         clean = self._background.drain(timeout_seconds)
         self._background.stop()  # before the lease ends, or the next heartbeat would take it for a loss
@@ -432,7 +447,10 @@ class WriterProcess:
         return clean
 
     def _leave(self, timeout_seconds: float) -> bool:
-        """End the lease, prove that nothing is open under it any more, then retire on all streams."""
+        """Ends the lease, proves that no transaction is open under it, then retires the writer on all streams.
+
+        Returns false if a transaction was still open after the timeout, or the lock was lost.
+        """
         trace = dead_writers.Trace.drained(self.drain_asked_by) if self.drain_asked_by else None
         try:
             with self.control_cursor() as cursor:
@@ -446,7 +464,7 @@ class WriterProcess:
         return True
 
     def close(self) -> None:
-        """Let the name go without a word, as a process that dies would."""
+        """Releases the name without retiring, as the death of the process would."""
         self._background.stop()
         with self._lock:
             if self.control is not None:
