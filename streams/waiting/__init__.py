@@ -1,1 +1,1 @@
-"""Waiting for positions, and the current ones."""
+"""Waits until this process sees a position, and returns the current positions."""

@@ -1,13 +1,13 @@
-"""Both ends of "current", by name.
+"""Returns the current position of a stream, as a range with two ends.
 
-Where a stream is "now" has a range of right answers, and two of them have a use:
+"Now" has a range of right answers, and both ends have a use:
 
-* the **minimum view**: what somebody else may wait for, and what a job that must see every fact once goes by. The
-  *linear position* over all writers, and of one writer the last position that it really reached by facts of its own.
-* the **maximum view**: what is announced. A writer with nothing open may claim the furthest ID that it has heard of from anybody,
-  since all that it reserves later lies above. It lets the linear position of all others move although it is idle.
+* The **minimum view** is for waiting, and for jobs that must see every fact once. Over all writers it is the *linear
+  position*. For one writer it is the last position that it reached by a fact of its own.
+* The **maximum view** is what is announced. A writer with nothing open may claim the highest ID that it has received from any
+  writer, because everything that it reserves later lies above. So an idle writer does not hold the linear position back.
 
-One query; a process that writes the stream knows its own part better than the table, and adds that.
+It takes one query. A process that writes the stream knows its own part better than the table does, and adds it.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ __all__ = ["Current", "current"]
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """Where a stream is, from both ends; positions are positive, also on a backward stream.
+    """The current position of a stream, at both ends. Positions are positive, also on a backward stream.
 
-    ``linear <= maximum(writer)`` for every writer, and ``minimum(writer) <= maximum(writer)``.
+    For every writer, ``linear <= maximum(writer)`` and ``minimum(writer) <= maximum(writer)``.
     """
 
     stream: str
     linear: int
-    """Minimum view over all writers: every fact of any writer up to here is complete. Wait for this."""
+    """The minimum view over all writers: every fact of any writer up to here is complete. Wait for this."""
     maxima: Mapping[str, int] = field(default_factory=dict)
     minima: Mapping[str, int] = field(default_factory=dict)
 
     def maximum(self, writer: str) -> int:
-        """Maximum view: how far that writer may claim to be; announced. An unknown one is at the linear position."""
+        """Returns the maximum view of a writer: the position that it may claim. For an unknown writer, the linear position."""
         return max(self.maxima.get(writer, 0), self.linear)
 
     def minimum(self, writer: str) -> int:
-        """Minimum view: the last position that it reached by a fact of its own; 0 when it never wrote, or is not known."""
+        """Returns the minimum view of a writer: the last position that it reached by a fact of its own. 0 if there is none."""
         return self.minima.get(writer, 0)
 
     def token(self) -> VectorToken:
-        """The vector position: linear, plus every writer that is ahead of it."""
+        """Returns the vector position: the linear position, and an entry for each writer that is ahead of it."""
         return VectorToken.of(self.linear, self.maxima)
 
 
 def current(stream: BoundStream, using: str | None = None) -> Current:
-    """Where the stream is, as this process sees it now."""
+    """Returns the stream's position as this process sees it now."""
     alias = using or stream_settings().database
     with connections[alias].cursor() as cursor:
         found = possible_positions(cursor, [stream.name])

@@ -1,11 +1,12 @@
-"""Waiting until this process sees a position: ``Stream.wait_for`` and, for async code, ``Stream.await_for``.
+"""Waits until this process sees a position: ``Stream.wait_for`` and, for async code, ``Stream.await_for``.
 
-Somebody hands out a token (a write in another process answered "done, at 815"), and whoever reads here with that token must
-first be as far. Woken by pokes, never by looking again and again; a process that writes the stream itself is woken by its
-own commits at once. What is waited for is visible to any query that begins afterwards: positions are announced after commits.
+A write in another process returns a token ("done, at 815"). A caller that reads here with that token must first wait
+until this process has come as far. Waiting callers are woken by notifications, never by polling. A process that writes
+the stream itself is woken by its own commits at once. Positions are announced after commits, so facts up to the awaited
+position are visible to every query that begins afterwards.
 
-One view per process and database alias: a LISTEN connection in a thread, opened when somebody waits for the first time, and
-kept. It sees streams with the rules of a reader (``streams.core.tracker``). A child after a fork starts anew.
+There is one view for each process and database alias: a thread with a LISTEN connection, opened at the first wait and
+kept. It follows streams by the rules of a reader (``streams.core.tracker``). A forked child makes its own.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ Token = int | VectorToken | str
 DEFAULT_SECONDS = 5.0
 _Found = dict[str, dict[str, StoredPosition]]
 
-#: BoundStream -> waits that timed out in this process, for metrics.
+#: Stream name -> waits that timed out in this process, for metrics.
 timed_out: Counter[str] = Counter()
 
 
 def wait_for(
     stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
-    """Block until this process sees everything that the token covers; returns where the stream is then.
+    """Blocks until this process sees everything that the token covers. Returns the stream's vector position at that time.
 
-    Raises ``WaitTimedOut`` (also a ``TimeoutError``), ``TokenError``, ``EpochChanged``. Not within the transaction that
-    appends what is waited for: its facts are complete only when it has ended.
+    Raises ``WaitTimedOut`` (also a ``TimeoutError``), ``TokenError`` or ``EpochChanged``. Must not be called within the
+    transaction that appends the awaited facts: they are complete only when it has ended.
     """
     wanted = _read(stream, token, using)
     view = _view(using)
@@ -70,7 +71,7 @@ def wait_for(
 async def await_for(
     stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
-    """``wait_for`` for async code: no thread is kept while it waits, so thousands may."""
+    """Waits like ``wait_for``, in async code. It keeps no thread while it waits, so thousands of callers may wait at once."""
     found = _views.get(using or stream_settings().database)
     if found is None or isinstance(token, str):
         view, wanted = await asyncio.to_thread(_view_and_token, stream, token, using)
@@ -94,7 +95,7 @@ async def await_for(
 
 
 def waiting(using: str | None = None) -> int:
-    """How many wait in this process now."""
+    """Returns the number of callers that wait in this process now, on one database."""
     view = _views.get(using or stream_settings().database)
     return 0 if view is None else view.waiting()
 
@@ -127,7 +128,7 @@ def _read(stream: BoundStream, token: Token, using: str | None) -> VectorToken:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A stream as this process sees it: by pokes, and by its own tracker when it writes the stream."""
+    """A stream as this process sees it: by notifications, and by its own tracker if it writes the stream."""
 
     heard: PositionTracker
     own: PositionTracker | None
@@ -142,13 +143,13 @@ class _Seen:
         return max(at, self.own.own_maximum) if self.own is not None and writer == self.own_name else at
 
     def token(self) -> VectorToken:
-        """The vector position."""
+        """Returns the vector position."""
         names = {*self.heard.raw_positions, *([self.own_name] if self.own is not None else [])}
         return VectorToken.of(self.linear, {writer: self.position_of(writer) for writer in names})
 
 
 class _View:
-    """What one process sees of the streams on one database, and who waits for more."""
+    """The positions that one process sees on one database, and the callers that wait for more."""
 
     def __init__(self, using: str) -> None:
         self._using = using
@@ -161,49 +162,52 @@ class _View:
         self._listener = PositionListener(self._heard, using, "waiting")
 
     def start(self) -> None:
-        """Connect and listen; the positions are read by the listener's thread."""
+        """Connects and listens. The listener's thread reads the positions."""
         self._listener.start()
 
     def stop(self) -> None:
-        """End the thread; whoever waits goes on waiting in vain until its time is up."""
+        """Ends the thread. Callers that still wait are not woken any more, and time out."""
         self._listener.stop()
         self._connection.close()
 
-    # --- those who wait -------------------------------------------------------------------------------------------
+    # --- waiters --------------------------------------------------------------------------------------------------
 
     def wait(self, stream: str, token: VectorToken, wake: Any) -> TokenWaiter | None:
-        """Let a caller wait; None when it is there already."""
+        """Adds a waiter for the token. Returns None if the token is covered already."""
         with self._lock:
             waiter = TokenWaiter(stream, token, wake)
             return waiter if self._waiters.add(waiter) else None
 
     def _next_place(self, waiter: TokenWaiter) -> tuple[tuple[str, str | None], int] | None:
-        """Stream, and writer or None for the linear position, that the waiter waits for next; and the position."""
+        """Returns the next position that the waiter needs, as ``((stream, writer), position)``, or None if it needs no more.
+
+        The writer is None for the linear position.
+        """
         found = missing(self._seen(waiter.stream), waiter.token)
         return None if found is None else ((waiter.stream, found[0]), found[1])
 
     def is_there(self, waiter: TokenWaiter) -> bool:
-        """At the end of its time: whether it was woken at the last moment. Gives its place up."""
+        """Removes the waiter at the end of its time. Returns true if the token is covered after all."""
         with self._lock:
             return not self._waiters.leave(waiter) or self._next_place(waiter) is None
 
     def give_up(self, waiter: TokenWaiter) -> None:
-        """It was cancelled."""
+        """Removes the waiter: its caller was cancelled."""
         with self._lock:
             self._waiters.leave(waiter)
 
     def waiting(self) -> int:
-        """How many wait."""
+        """Returns the number of waiters."""
         with self._lock:
             return len(self._waiters)
 
     def seen(self, stream: str) -> _Seen:
-        """The stream as it is seen now."""
+        """Returns the stream as it is seen now."""
         with self._lock:
             return self._seen(stream)
 
     def too_late(self, waiter: TokenWaiter, seconds: float) -> WaitTimedOut:
-        """The error that names stream, writer, wanted and seen position; counted."""
+        """Counts a timeout. Returns its error, which names the stream, the writer, and the wanted and the seen position."""
         timed_out[waiter.stream] += 1
         seen, token = self.seen(waiter.stream), waiter.token
         if seen.linear < token.base:
@@ -229,15 +233,17 @@ class _View:
         writer = process.current_writer(self._using)
         return _Seen(heard, writer.trackers.get(stream) if writer.has_lock else None, writer.name)
 
-    # --- what is heard --------------------------------------------------------------------------------------------
+    # --- notifications --------------------------------------------------------------------------------------------
 
     def own_moved(self) -> None:
-        """This process completed facts of its own; called in the thread that did."""
+        """Wakes waiters after this process completed facts of its own. Called in the thread that completed them."""
         self._wake()
 
     def _heard(self, pokes: list[PositionNotification]) -> None:
-        """In the listener's thread; none: look at everything."""
+        """Applies notifications, in the listener's thread. An empty list means: read all positions from the table."""
         look = {poke.stream for poke in pokes if poke.position is None or self._may_start_anew(poke.stream)}
+        # The order: read the positions, let the caches drop what they make old, only then let callers see them. In another
+        # order, A is woken at 7 and reads a cached value of before fact 7.
         looked = self._look(sorted(look) if pokes else None) if look or not pokes else None
         cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using, pokes=pokes)
         if looked is not None:
@@ -249,27 +255,31 @@ class _View:
         self._wake()
 
     def _may_start_anew(self, stream: str) -> bool:
-        """Its positions must be read from the table: the first time, and always when they may fall back to 0."""
+        """Returns true if the stream's positions must be read from the table.
+
+        That is so the first time, for a stream that this program does not know, and always for one that may start again
+        at 0.
+        """
         if stream not in self._generations or stream not in lookup.names():
             return True
         return lookup.get(stream).declaration.in_memory
 
     def _look(self, streams: list[str] | None) -> tuple[str, _Found]:
-        """The epoch and the stored positions; before caches drop what these make old."""
+        """Reads the epoch and the stored positions. Called before caches drop the values that these make out of date."""
         with self._connection.cursor() as cursor:
             epoch = self._epoch if streams is not None else epochs.epoch_to_see(cursor)
             return epoch, possible_positions(cursor, streams)
 
     def _learn(self, epoch: str, found: _Found) -> None:
         with self._lock:
-            if epochs.is_another_life(self._epoch, epoch):  # a restored database lacks what was seen
+            if epochs.is_another_life(self._epoch, epoch):  # a restored database may lack facts that were seen
                 self._trackers.clear()
                 self._generations.clear()
             self._epoch = epoch
             for name, stored in found.items():
                 active, retired = active_and_retired(stored)
                 generation = max(at.generation for at in stored.values())
-                if self._generations.get(name) != generation:  # first look, or started anew at 0
+                if self._generations.get(name) != generation:  # read for the first time, or started again at 0
                     self._generations[name] = generation
                     self._trackers[name] = PositionTracker(TrackerState(linear_position(stored.values(), 0), active))
                 self._trackers[name].learn(active, retired)
@@ -300,7 +310,7 @@ def _view(using: str | None) -> _View:
                 view.start()
                 writers.when_moved.add(
                     _own_moved
-                )  # first: whoever finds the view waits for commits of this process, too
+                )  # before the view is found by others: they wait for commits of this process, too
                 _views[alias] = view
     return view
 
@@ -312,7 +322,7 @@ def _own_moved(using: str) -> None:
 
 
 def forget_views() -> None:
-    """Stop listening; for tests, between which the tables are emptied."""
+    """Stops listening. For tests, which empty the tables between runs."""
     with _guard:
         views = list(_views.values())
         _views.clear()
@@ -321,7 +331,7 @@ def forget_views() -> None:
 
 
 def _after_fork() -> None:
-    """A child must not use its parent's connections; they are left to the parent, not closed."""
+    """Clears the views in a child. The parent's connections must not be used here, and are left to the parent, not closed."""
     global _guard  # noqa: PLW0603
     _views.clear()
     _guard = threading.Lock()

@@ -1,9 +1,9 @@
-"""Callers that wait for a position or for news (pure): cheap for many, since a move looks only at those whose turn it is.
+"""Callers that wait for a position or for news (pure). A move looks only at the waiters that it concerns, so many are cheap.
 
-``Waiters`` is given an *index function*: from a waiter to what it waits for next, a key and the number that the key has to
-reach. A waiter for a token waits for its base, the linear position, and then for each writer's entry in turn.
+``Waiters`` takes an *index function*. It maps a waiter to what it waits for next: a key, and the number that the key must
+reach. A waiter for a token waits for its base (the linear position), then for each writer's entry in turn.
 
-Assumes one thread at a time; the caller holds a lock.
+Assumes one thread at a time: the caller holds a lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Waiters(Generic[W, Key]):
-    """Waiters by key and number; each stands in one heap at a time. What left is thrown out when it has become much."""
+    """A collection of waiters by key and number. Each waiter is in one heap at a time.
+
+    A waiter that left stays in its heap until many have left. Then all of those are removed at once.
+    """
 
     def __init__(self, index: Callable[[W], tuple[Key, int] | None]) -> None:
         self._index = index
@@ -41,11 +44,11 @@ class Waiters(Generic[W, Key]):
 
     @property
     def keys(self) -> list[Key]:
-        """What is waited for."""
+        """The keys that are waited for."""
         return list(self._heaps)
 
     def add(self, waiter: W) -> bool:
-        """Let it wait for what it waits for next; False when there is nothing."""
+        """Adds a waiter for what it waits for next. Returns false, and does not add it, if that is nothing."""
         place = self._index(waiter)
         if place is None:
             return False
@@ -55,7 +58,7 @@ class Waiters(Generic[W, Key]):
         return True
 
     def leave(self, waiter: W) -> bool:
-        """It waits no more; False when it did not wait."""
+        """Removes a waiter. Returns false if it was not waiting."""
         if waiter not in self._waiting:
             return False
         del self._waiting[waiter]
@@ -65,7 +68,10 @@ class Waiters(Generic[W, Key]):
         return True
 
     def take(self, key: Key, upto: int = 0) -> list[W]:
-        """The key has reached that number: those that wait for no more of it. They may be added again for what is next."""
+        """Removes and returns the waiters that wait for ``key`` to reach ``upto`` or less.
+
+        The caller may add them again, for what they wait for next.
+        """
         heap, taken = self._heaps.get(key, []), []
         while heap and heap[0][0] <= upto:
             waiter = heapq.heappop(heap)[2]
@@ -79,7 +85,7 @@ class Waiters(Generic[W, Key]):
         return taken
 
     def take_all(self) -> list[W]:
-        """Everybody."""
+        """Removes and returns all waiters."""
         taken, self._waiting, self._heaps, self._left = list(self._waiting), {}, {}, 0
         return taken
 
@@ -93,7 +99,7 @@ class Waiters(Generic[W, Key]):
 
 
 class Seen(Protocol):
-    """A stream's positions as a process sees them; they never go down."""
+    """A stream's positions as a process sees them. They never go down."""
 
     @property
     def linear(self) -> int: ...
@@ -102,7 +108,7 @@ class Seen(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TokenWaiter:
-    """A caller that waits for a token of a stream; ``wake`` is the caller's own."""
+    """A caller that waits for a token of a stream. ``wake`` is the event or future that wakes the caller."""
 
     stream: str
     token: VectorToken
@@ -110,7 +116,10 @@ class TokenWaiter:
 
 
 def missing(seen: Seen, token: VectorToken) -> tuple[str | None, int] | None:
-    """The first position that the token covers and that is not seen: of a writer, or the linear one; None: all are."""
+    """Returns the first position that the token covers and that is not seen, as ``(writer, position)``, or None if all are.
+
+    The writer is None for the linear position.
+    """
     if seen.linear < token.base:
         return None, token.base
     return next(((writer, at) for writer, at in token.entries.items() if seen.position_of(writer) < at), None)

@@ -1,4 +1,4 @@
-"""Waking those who wait: a ``threading.Event`` is set, an asyncio future resolved in its loop, all futures of a loop at once."""
+"""Wakes waiting callers: sets a ``threading.Event``, or resolves asyncio futures, all those of one loop in one call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Waiter(Protocol):
 
 
 def wake_all(waiters: Iterable[_Waiter]) -> None:
-    """Wake them; from any thread."""
+    """Wakes the waiters. May be called from any thread."""
     by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Future[None]]] = {}
     for waiter in waiters:
         if isinstance(waiter.wake, threading.Event):
@@ -24,8 +24,8 @@ def wake_all(waiters: Iterable[_Waiter]) -> None:
         else:
             by_loop.setdefault(waiter.wake.get_loop(), []).append(waiter.wake)
     for loop, futures in by_loop.items():
-        # A loop may be closed at any moment by its own thread; nothing waits in it then. Asking before would not help: it is
-        # open when A asks, B closes it, and A's call raises.
+        # A loop may be closed at any moment by its own thread. Nothing waits in it then. A check before the call would not
+        # help: the loop is open when A checks, B closes it, and A's call raises.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, futures)
 
