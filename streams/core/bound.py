@@ -1,6 +1,6 @@
-"""A stream bound to the models of its tables: what the engine holds in its hands (pure).
+"""Binds a declared stream to the models of its tables, for the engine (pure).
 
-``streams.stream.Stream`` adds what users call.
+``streams.stream.Stream`` adds the methods that users call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Sample = Callable[[int, int], Mapping[str, Any]]
 
 
 class BoundStream:
-    """A declared stream with the models of its tables; one object per stream and process."""
+    """A declared stream with the models of its tables. There is one object per stream and process."""
 
     def __init__(self, declaration: StreamDeclaration) -> None:
         self.declaration = declaration
@@ -38,45 +38,45 @@ class BoundStream:
         self.name = declaration.name
         #: Factor between an ID in the tables and the same ID everywhere else.
         self.sign = declaration.sign
-        #: A table keeps only the newest row for each value of a column.
+        #: True if a table keeps only the newest row for each value of a column.
         self.keeps_newest = any(table.newest_per for table in declaration.tables)
         self.models: list[type[Any]] = []
         self.sample: Sample | None = None
         #: The other streams that take their IDs from the same sequence: their positions move when this one is written.
         self.sharing: list[BoundStream] = []
-        #: Which cached values a row makes old, and the caches that it may concern.
+        #: The function from a row to its invalidations, and the names of the caches that these may concern.
         self.drops: Drops = drops_of_caches_row if declaration.name == "caches" else drops_nothing
         self.dropped_caches: frozenset[str] = frozenset()
-        #: Which rooms' current state the rows change.
+        #: The rule by which rows change the current state of rooms, if they do.
         self.state_changes: StateChanges | None = None
-        #: Called with the cursor when a stream in memory begins anew, in the same transaction.
+        #: Called with the cursor when a stream in memory starts again at 0, in the same transaction.
         self.when_begun_anew: list[Callable[[Any], None]] = []
 
     def __repr__(self) -> str:
         return f"<Stream {self.name}>"
 
     def add_model(self, model: type[Any], sample: Sample | None) -> None:
-        """Bind one more table; used by ``streams.registry.bind``."""
+        """Binds one more table. Called by ``streams.registry.bind``."""
         self.models.append(model)
         self.sample = sample or self.sample
 
     def add_caches(self, table: str, caches: Mapping[str, KeyRule]) -> None:
-        """Rows make values of these caches old; used by ``streams.registry.bind``."""
+        """Declares that rows of the table invalidate values of these caches. Called by ``streams.registry.bind``."""
         declared = next(found for found in self.declaration.tables if found.name == table)
         names = [column.name for column in declared.columns] if declared.row is list else []
         self.drops = drops_of_columns(names, caches)
         self.dropped_caches = frozenset(caches)
 
     def may_drop(self) -> bool:
-        """Whether rows of the stream can make cached values old, those of functions that are declared later included."""
+        """Returns true if rows of the stream can invalidate cached values, also those of functions that are declared later."""
         return self.drops is not drops_nothing or self.state_changes is not None
 
     def drops_now(self) -> bool:
-        """Whether rows of the stream can make values of the functions of this process old."""
+        """Returns true if rows of the stream can invalidate values of the functions that this process has now."""
         return self.drops is not drops_nothing or (self.state_changes is not None and any_depends_on_room_state())
 
     def drops_of(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> set[Drop]:
-        """The cached values that these rows make old."""
+        """Returns the invalidations that these rows cause."""
         found = {drop for row in rows for drop in self.drops(row)}
         if self.state_changes is not None and any_depends_on_room_state():
             telling = [row for row in rows if self.state_changes.may_change(row)]
@@ -91,15 +91,18 @@ class BoundStream:
             f"it is made of {', '.join(model.__name__ for model in self.models)}."
         )
 
-    # --- what the database says (cursors of any connection) -------------------------------------------------------
+    # --- reading the database (cursors of any connection) ---------------------------------------------------------
 
     def sequence_value(self, cursor: Any) -> int:
-        """The last ID that the sequence gave out; 0 if it never did."""
+        """Returns the last ID that the sequence gave out, or one less than its start if it never did."""
         cursor.execute(sequence_sql(self.declaration))
         return int(cursor.fetchone()[0])
 
     def table_maximum(self, cursor: Any) -> int:
-        """The largest ID in the tables of the stream, and of those that share its sequence; 0 when they are empty."""
+        """Returns the largest ID that the tables of the stream hold, or held before a trim. 0 if there never was any.
+
+        Counts the streams that share its sequence, too.
+        """
         found = 0
         for stream in (self, *self.sharing):
             cursor.execute(maximum_sql(stream.declaration))
@@ -107,6 +110,6 @@ class BoundStream:
         return found
 
     def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
-        """(writer, ID) of all rows at or above a position, ascending."""
+        """Yields (writer, ID) of all rows at or above a position, ascending."""
         cursor.execute(ids_sql(self.declaration), {"linear": linear})
         yield from cursor

@@ -1,4 +1,4 @@
-"""Dictionaries that keep what was used last, up to a total weight (pure)."""
+"""Dictionaries that keep the values used last, up to a total weight (pure)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """For one thread at a time. Values come in by ``put`` and go by ``pop``, ``clear``, or when others need the room.
+    """A dictionary with a limit to its total weight. For one thread at a time.
 
-    Reading is a dictionary's own: ``get``, then ``move_to_end`` where the least recently *used* is to go first.
+    Values are added by ``put`` only. They leave by ``pop`` or ``clear``, or when newer ones need the room. Reading is as
+    for any dictionary. For eviction by least recent *use*, call ``get`` and then ``move_to_end``.
     """
 
     def __init__(self, limit: int, weigh: Callable[[V], int] | None = None) -> None:
@@ -26,7 +27,10 @@ class BoundedDict(OrderedDict[K, V]):
         self._weigh = weigh
 
     def put(self, key: K, value: V) -> int:
-        """Keep the value as the one used last; how many went for it, itself included when it is too heavy."""
+        """Stores the value as the one used last. Returns how many values were evicted.
+
+        A value that is heavier than the limit is evicted itself, after all others.
+        """
         self.weight += self._weight_of(value) - (self._weight_of(self[key]) if key in self else 0)
         self[key] = value
         self.move_to_end(key)
@@ -37,13 +41,13 @@ class BoundedDict(OrderedDict[K, V]):
         return gone
 
     def pop(self, key: K, *default: Any) -> Any:
-        """As a dictionary's."""
+        """Removes and returns the value, as ``dict.pop`` does."""
         if key in self:
             self.weight -= self._weight_of(self[key])
         return super().pop(key, *default)
 
     def clear(self) -> None:
-        """As a dictionary's."""
+        """Removes all values."""
         super().clear()
         self.weight = 0
 
@@ -52,14 +56,14 @@ class BoundedDict(OrderedDict[K, V]):
 
 
 class SharedCache(Generic[K, V]):
-    """A ``BoundedDict`` for many threads: those used least recently go first."""
+    """A ``BoundedDict`` for many threads, which evicts the least recently used values first."""
 
     def __init__(self, limit: int, weigh: Callable[[V], int] | None = None) -> None:
         self._values: BoundedDict[K, V] = BoundedDict(limit, weigh)
         self._lock = threading.Lock()
 
     def get(self, key: K) -> V | None:
-        """The value, if it is kept."""
+        """Returns the value, or None if it is not kept."""
         with self._lock:
             found = self._values.get(key)
             if found is not None:
@@ -67,7 +71,7 @@ class SharedCache(Generic[K, V]):
             return found
 
     def get_all(self, keys: Iterable[K]) -> list[V | None]:
-        """Returns the value of each key, if it is kept."""
+        """Returns the value of each key in order, None for those that are not kept."""
         with self._lock:
             values = self._values
             found = [(key, values.get(key)) for key in keys]
@@ -77,11 +81,11 @@ class SharedCache(Generic[K, V]):
             return [value for _, value in found]
 
     def put(self, key: K, value: V) -> None:
-        """Keep the value."""
+        """Stores the value."""
         with self._lock:
             self._values.put(key, value)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Removes all values."""
         with self._lock:
             self._values.clear()

@@ -1,8 +1,8 @@
-"""The values of one cached function (pure): bounded, least recently used out first, and never older than an invalidation.
+"""Stores the values of one cached function (pure). The least recently used are evicted first.
 
-A value that was computed before its key was dropped and comes back afterwards must not be kept: it may be of before. So
-each computation holds a *ticket*, and dropping a key spoils the tickets that are out for it. That is a generation counter for
-each key that is being computed, and costs nothing for the others. Called from many threads.
+No value is kept that was computed before its key was invalidated. Each computation holds a *ticket*, and an invalidation
+spoils the tickets that are out for its key. That amounts to a generation counter for each key under computation, and
+costs nothing for other keys. May be called from many threads.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from streams.core.bounded import BoundedDict
 
 __all__ = ["MISSING", "CacheCounts", "CacheStore", "Key", "Ticket"]
 
-#: The arguments that a value was computed from.
+#: The arguments from which a value was computed.
 Key = tuple[str, ...]
-#: There is no value.
+#: Returned for a key without a value.
 MISSING: Any = object()
 
 
 @dataclass(slots=True)
 class CacheCounts:
-    """What happened to a cache since the process began."""
+    """The counts of one cache since the process began."""
 
     hits: int = 0
     misses: int = 0
     invalidations: int = 0
     evictions: int = 0
     spoiled: int = 0
-    """Values that were not kept, because their key was dropped while they were computed."""
+    """Values that were not stored, because their key was invalidated while they were computed."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A computation that is under way. ``owner`` is whose own drops do not spoil it."""
+    """A computation that is under way. Invalidations by its ``owner`` do not spoil it, except through ``CacheStore.spoil``."""
 
     key: Key
     owner: object = None
@@ -44,7 +44,7 @@ class Ticket:
 
 
 class CacheStore:
-    """Values by key, up to a total weight; each weighs 1 unless ``weigh`` says otherwise."""
+    """Values by key, up to a total weight. Each value weighs 1 unless ``weigh`` is given."""
 
     def __init__(self, limit: int, weigh: Callable[[Any], int] | None = None) -> None:
         self.counts = CacheCounts()
@@ -56,7 +56,7 @@ class CacheStore:
         return len(self._values)
 
     def get(self, key: Key) -> Any:
-        """The value, or ``MISSING``; counted."""
+        """Returns the value, or ``MISSING``, and counts a hit or a miss."""
         with self._lock:
             value = self._values.get(key, MISSING)
             if value is MISSING:
@@ -67,14 +67,14 @@ class CacheStore:
             return value
 
     def begin(self, key: Key, owner: object = None) -> Ticket:
-        """A computation begins; ``finish`` or ``abandon`` ends it."""
+        """Returns a ticket for a computation that begins. ``finish`` or ``abandon`` must end it."""
         ticket = Ticket(key, owner)
         with self._lock:
             self._tickets.setdefault(key, []).append(ticket)
         return ticket
 
     def finish(self, ticket: Ticket, value: Any) -> bool:
-        """Keep the value, unless its key was dropped since the computation began."""
+        """Stores the value, unless its key was invalidated since the computation began. Returns true if it was stored."""
         with self._lock:
             self._hand_back(ticket)
             if ticket.is_spoiled:
@@ -84,26 +84,28 @@ class CacheStore:
             return True
 
     def abandon(self, ticket: Ticket) -> None:
-        """The computation brought no value."""
+        """Ends a computation that returned no value."""
         with self._lock:
             self._hand_back(ticket)
 
     def drop(self, key: Key, by: object = None) -> None:
-        """The value is of before; so is what is being computed, but for what ``by`` itself does."""
+        """Removes the value of a key, and spoils the computations of it, except those whose owner is ``by``."""
         with self._lock:
+            # A computes the value of before, B changes the row and invalidates the key, A comes back with the old value. B finds
+            # nothing stored, so removal alone would not help. A's ticket is spoiled, and ``finish`` does not store A's value.
             self.counts.invalidations += 1
             self._values.pop(key, None)
             self._spoil(self._tickets.get(key, ()), by)
 
     def drop_all(self, by: object = None) -> None:
-        """Every value is of before."""
+        """Removes every value, and spoils every computation, except those whose owner is ``by``."""
         with self._lock:
             self.counts.invalidations += 1
             self._values.clear()
             self._spoil((ticket for tickets in self._tickets.values() for ticket in tickets), by)
 
     def spoil(self, key: Key | None, owner: object) -> None:
-        """What ``owner`` has begun to compute of that key, or of all, is of before; values that are kept stay."""
+        """Spoils the computations of ``owner`` for that key, or for all keys. Stored values stay."""
         with self._lock:
             keys = list(self._tickets) if key is None else [key]
             for ticket in (ticket for one in keys for ticket in self._tickets.get(one, ())):
@@ -111,7 +113,7 @@ class CacheStore:
                     ticket.is_spoiled = True
 
     def after_fork(self) -> None:
-        """In a child: empty, with a lock that nobody holds."""
+        """Empties the store in a child, and makes a new lock: the parent's may be held."""
         self._lock = threading.Lock()
         self._values.clear()
         self._tickets.clear()

@@ -1,9 +1,9 @@
-"""What a row of a stream says about cached values (pure): which caches exist here, and which of their keys to drop.
+"""Maps rows of streams to invalidations of cached values (pure), and applies these to the caches of this process.
 
-A stream declares which caches its rows drop (``caches=``), as a mapping from the name of a cache to the columns that are
-its key, or to a function of the row. The stream ``caches`` names cache and keys in the row itself. A *special* name stands
-for several caches: ``cs_cache_fake`` for all that depend on a room's current state, and its keys are a room and users
-whose membership changed.
+A stream declares which caches its rows invalidate (``caches=``): a mapping from a cache's name to the columns that are
+its key, or to a function of the row. Rows of the stream ``caches`` name cache and keys themselves. A *special* name
+stands for several caches: ``cs_cache_fake`` for all that depend on a room's current state. Its keys are a room and the
+users whose membership changed.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ __all__ = [
 
 #: The special name of all caches that depend on the current state of a room.
 ROOM_STATE = "cs_cache_fake"
-#: Users that one row of it names at most.
+#: Most users that one row with that special name has.
 ROOM_STATE_USERS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Drop that key of that cache; without a key the whole cache."""
+    """An invalidation: of one key of a cache, or of the whole cache if ``key`` is None."""
 
     cache: str
     key: Key | None
 
 
-#: What a row drops.
+#: From a row to its invalidations.
 Drops = Callable[[Sequence[Any]], Iterable[Drop]]
 #: The columns that are the key, or a function from the row to keys (None: the whole cache).
 KeyRule = Sequence[str] | Callable[[Sequence[Any]], Iterable[Key] | None]
@@ -58,17 +58,17 @@ StateRule = Callable[[str, Sequence[str]], Iterable[Key] | None]
 
 
 class StateChanges(Protocol):
-    """The rooms whose current state rows of a stream change."""
+    """The rule of a stream whose rows change the current state of rooms."""
 
     def may_change(self, row: Sequence[Any]) -> bool:
-        """Whether a row can change the state of a room; only such rows are given to ``changed``."""
+        """Returns true if the row can change the state of a room. Only such rows are given to ``changed``."""
 
     def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
-        """Rooms, each with the users whose membership changed. ``cursor`` sees the rows as they are stored."""
+        """Returns rooms, each with the users whose membership changed. ``cursor`` sees the rows as they are stored."""
 
 
 def drops_nothing(row: Sequence[Any]) -> Iterable[Drop]:
-    """No cached value depends on the rows."""
+    """Returns no invalidations: the rule of a stream that no cached value depends on."""
     return ()
 
 
@@ -78,24 +78,27 @@ _state_rules: dict[str, StateRule] = {}
 
 
 def register(name: str, store: CacheStore) -> None:
-    """A cache of that name exists in this process; raises ``ValueError`` when there is one already."""
+    """Registers a cache of this process. Raises ``ValueError`` if the name is in use."""
     if name in stores:
         raise ValueError(f"There are two caches named {name!r}: give each cached function a name of its own.")
     stores[name] = store
 
 
 def depends_on_room_state(cache: str, rule: StateRule) -> None:
-    """That cache's values depend on rooms' current state."""
+    """Registers a rule for a cache whose values depend on rooms' current state."""
     _state_rules[cache] = rule
 
 
 def any_depends_on_room_state() -> bool:
-    """Whether a cache of this process depends on rooms' current state."""
+    """Returns true if a cache of this process depends on rooms' current state."""
     return bool(_state_rules)
 
 
 def drops_of_columns(names: Sequence[str], caches: Mapping[str, KeyRule]) -> Drops:
-    """What a row of these columns drops, by the declaration of its stream; raises ``ValueError`` for an unknown column."""
+    """Returns the function from a row of these columns to its invalidations, by the stream's declaration.
+
+    Raises ``ValueError`` for an unknown column.
+    """
     rules = {cache: _rule(names, rule) for cache, rule in caches.items()}
 
     def drops(row: Sequence[Any]) -> Iterable[Drop]:
@@ -119,7 +122,7 @@ def _rule(names: Sequence[str], rule: KeyRule) -> Callable[[Sequence[Any]], Iter
 
 
 def drops_of_caches_row(row: Sequence[Any]) -> Iterable[Drop]:
-    """What a row ``[cache_name, keys or null, time]`` drops, special names expanded."""
+    """Returns the invalidations of a row ``[cache_name, keys or null, time]``, with special names expanded."""
     name, keys = row[0], row[1]
     if name != ROOM_STATE:
         yield Drop(name, None if keys is None else tuple(keys))
@@ -131,7 +134,7 @@ def drops_of_caches_row(row: Sequence[Any]) -> Iterable[Drop]:
 
 
 def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Drop]:
-    """What drops when the state of the room changed, and the membership of these users."""
+    """Yields the invalidations for a room whose state changed, and for these users, whose membership in it changed."""
     for cache, rule in _state_rules.items():
         found = rule(room_id, user_ids)
         if found is None:
@@ -141,7 +144,10 @@ def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Drop]
 
 
 def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
-    """The keys of the rows that say: the state of the room changed, and the membership of these users."""
+    """Returns the keys of the rows of ``caches`` for a change of a room's state and of these users' membership.
+
+    There are several rows if there are more users than ``ROOM_STATE_USERS``.
+    """
     users = list(user_ids)
     return [
         [room_id, *users[first : first + ROOM_STATE_USERS]] for first in range(0, max(len(users), 1), ROOM_STATE_USERS)
@@ -149,14 +155,14 @@ def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
 
 
 def spoil_begun(drops: Iterable[Drop], owner: object) -> None:
-    """``owner`` makes these values old: what it has begun to compute of them is of before, and not to be kept at its end."""
+    """Spoils the computations of these values that ``owner`` has begun: it makes the values out of date itself."""
     for drop in drops:
         if (store := stores.get(drop.cache)) is not None:
             store.spoil(drop.key, owner)
 
 
 def apply_drops(drops: Iterable[Drop], by: object = None) -> None:
-    """Drop them, where the cache is one of this process; ``by`` keeps what it put there itself."""
+    """Applies invalidations to the caches of this process, and ignores other names. Computations of ``by`` are not spoiled."""
     for drop in drops:
         store = stores.get(drop.cache)
         if store is None:

@@ -1,7 +1,7 @@
-"""JSON as it travels on the wire (pure): no blanks, ASCII only, neither NaN nor Infinity in either direction.
+"""Encodes and decodes JSON as it is on the wire (pure): no blanks, ASCII only, no NaN or Infinity in either direction.
 
-Rows are written by a fast encoder wherever its text is the same; what it would write differently (non-ASCII text,
-numbers beyond 64 bits, floats that are no numbers) goes through the standard one.
+A fast encoder writes rows wherever its text is the same. Values that it would write differently (non-ASCII text, numbers
+beyond 64 bits, floats that are not finite) go through the standard one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | 
 
 
 def encode_json(value: Any) -> bytes:
-    """The bytes of one JSON value; raises `BadJson` for what JSON cannot say."""
+    """Returns the bytes of one JSON value. Raises `BadJson` for a value that JSON cannot express."""
     try:
         fast = orjson.dumps(value, option=_OPTIONS)
     except TypeError:
@@ -34,7 +34,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(text: str) -> Any:
-    """One JSON value; raises `BadJson` with the reason. Integers may have any size."""
+    """Returns one JSON value. Integers may have any size. Raises `BadJson` with the reason."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -49,7 +49,7 @@ def _encode_exactly(value: Any) -> bytes:
 
 
 def _decode_exactly(text: str) -> Any:
-    """The standard decoder takes lone surrogates and tells the place of an error."""
+    """Decodes with the standard decoder, which accepts lone surrogates and reports the place of an error."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:

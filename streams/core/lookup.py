@@ -1,4 +1,4 @@
-"""Which streams exist, for the engine (pure): filled by ``streams.registry.bind``, read-only afterwards."""
+"""The streams of this program by name, for the engine (pure). Filled by ``streams.registry.bind``, read-only afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streams.errors import UnknownStream, UnknownTable
 
 __all__ = ["add", "all_streams", "find", "get", "names", "stream_of"]
 
-#: Order in which streams are announced, as by Synapse 1.43; streams that are not named here follow by age.
+#: Order in which streams are announced, as by Synapse 1.43. Other streams follow in the order in which they were bound.
 _WIRE_ORDER = (
     "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",
     "device_lists", "to_device", "federation", "tag_account_data", "account_data", "groups", "user_signature",
@@ -22,7 +22,10 @@ _by_table: dict[str, BoundStream] = {}
 
 
 def add(declaration: StreamDeclaration, table: str, make: Callable[[StreamDeclaration], BoundStream]) -> BoundStream:
-    """The stream of that declaration, made when it is not there yet, as the one that holds the table's facts."""
+    """Returns the stream of that declaration, and registers the table as its own. Makes the stream if there is none yet.
+
+    If several streams share a table, it stays registered for the first one.
+    """
     stream = _streams.get(declaration.name)
     if stream is None:
         stream = make(declaration)
@@ -35,7 +38,7 @@ def add(declaration: StreamDeclaration, table: str, make: Callable[[StreamDeclar
 
 
 def get(name: str) -> BoundStream:
-    """The stream of that name; raises ``UnknownStream`` with the names that exist."""
+    """Returns the stream of that name. Raises ``UnknownStream``, which lists the names that exist."""
     try:
         return _streams[name]
     except KeyError:
@@ -43,12 +46,15 @@ def get(name: str) -> BoundStream:
 
 
 def find(name: str) -> BoundStream | None:
-    """The stream of that name, None when this program does not know it."""
+    """Returns the stream of that name, or None if this program has none."""
     return _streams.get(name)
 
 
 def stream_of(model: Any) -> BoundStream:
-    """The stream that a model's rows are facts of; for a table shared by several streams the first one bound."""
+    """Returns the stream that a model's rows are facts of. For a table that several streams share, the first one bound.
+
+    Raises ``UnknownTable`` if no stream is bound to the table.
+    """
     try:
         return _by_table[model._meta.db_table]
     except KeyError:
@@ -58,11 +64,11 @@ def stream_of(model: Any) -> BoundStream:
 
 
 def all_streams() -> list[BoundStream]:
-    """All streams in the order in which they are announced."""
+    """Returns all streams in the order in which they are announced."""
     rank = {name: number for number, name in enumerate(_WIRE_ORDER)}
     return sorted(_streams.values(), key=lambda stream: rank.get(stream.name, len(rank)))
 
 
 def names() -> list[str]:
-    """The names of all streams, in the same order."""
+    """Returns the names of all streams, in the order of ``all_streams``."""
     return [stream.name for stream in all_streams()]

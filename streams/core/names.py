@@ -16,7 +16,7 @@ _NUMBER = "{n}"
 
 
 def check_name(name: str) -> None:
-    """Raise ``BadInstanceName`` (a ``ValueError``) for a name or pattern that cannot travel."""
+    """Raises ``BadInstanceName`` (a ``ValueError``) for a text that cannot be the name of an instance, or a pattern for one."""
     if not isinstance(name, str):
         raise BadInstanceName(f"An instance name is a text such as 'web-{{n}}', not {type(name).__name__} {name!r}.")
     if not name or len(name) > LONGEST_NAME or not name.isprintable() or any(c.isspace() for c in name):
@@ -26,16 +26,16 @@ def check_name(name: str) -> None:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether the name has a place for a number."""
+    """Returns true if the name has a place for a number, ``{n}``."""
     return _NUMBER in name
 
 
 def numbered_name(pattern: str, number: int) -> str:
-    """The pattern's name with that number."""
+    """Returns the pattern with that number in the place of ``{n}``."""
     return pattern.replace(_NUMBER, str(number))
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """Whether the name is the pattern, or the pattern with some number."""
+    """Returns true if the name equals the pattern, or the pattern with some number."""
     parts = [re.escape(part) for part in pattern.split(_NUMBER)]
     return re.fullmatch("[0-9]+".join(parts), name) is not None

@@ -1,4 +1,4 @@
-"""What stored positions say together (pure): the linear position of a stream, and where each writer is as others see it.
+"""Combines stored positions (pure): the linear position of a stream, and the position of each writer as readers see it.
 
 Assumes that the positions of a stream were read in one snapshot.
 """
@@ -24,12 +24,12 @@ __all__ = [
 ACTIVE = "active"
 #: State of a writer that takes no part in the linear position any more (``streams.models.WriterState``).
 RETIRED = "retired"
-#: State of a writer on its way out: it counts until what it has open is complete.
+#: State of a writer that leaves: it counts until everything that it has open is complete.
 DRAINING = "draining"
 
 
 class Stored(Protocol):
-    """A stored position of one writer, as ``streams.reading.rows.stored_positions`` gives it."""
+    """A stored position of one writer, as ``streams.reading.rows.stored_positions`` returns it."""
 
     @property
     def position(self) -> int: ...
@@ -38,10 +38,10 @@ class Stored(Protocol):
 
 
 def linear_position(positions: Iterable[Stored], empty_position: int = 1) -> int:
-    """Up to where every fact of any writer is complete: the minimum over the writers that are not retired.
+    """Returns the position up to which every fact of any writer is complete: the minimum over the writers that are not retired.
 
-    With all writers retired everything stored is complete: the maximum. A stream without writers is where it is empty:
-    at 1, or at 0 when it is in memory.
+    If all writers are retired, everything stored is complete, so it is the maximum. A stream without writers is at
+    ``empty_position``: 1, or 0 for one in memory.
     """
     known = list(positions)
     active = [stored.position for stored in known if stored.state != RETIRED]
@@ -49,22 +49,25 @@ def linear_position(positions: Iterable[Stored], empty_position: int = 1) -> int
 
 
 def positions_to_show(stored: Mapping[str, Stored], linear: int) -> dict[str, int]:
-    """Where each writer is for those who follow: a retired one has nothing pending, so it is as far as the stream."""
+    """Returns the position of each writer as readers see it.
+
+    A retired writer has nothing pending, so it is shown at the linear position at least.
+    """
     return {w: max(one.position, linear) if one.state == RETIRED else one.position for w, one in stored.items()}
 
 
 def active_and_retired(stored: Mapping[str, Stored]) -> tuple[dict[str, int], dict[str, int]]:
-    """Positions of the writers that take part in the linear position, and of those that do not any more."""
+    """Returns the positions of the writers that take part in the linear position, and those of the retired ones."""
     retired = {writer: one.position for writer, one in stored.items() if one.state == RETIRED}
     return {writer: one.position for writer, one in stored.items() if writer not in retired}, retired
 
 
 def position_of(have: Mapping[str, int], writer: str) -> int:
-    """The reader's position for a writer; for one that it has not met, the lowest that it has."""
+    """Returns the reader's position for a writer. For a writer that is new to the reader, its lowest position of any."""
     at = have.get(writer)
     return min(have.values(), default=0) if at is None else at
 
 
 def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
-    """The lowest of the reader's positions that are below the writer's; None: it has read everything."""
+    """Returns the lowest of the reader's positions that lie below the writer's, or None if it has read everything."""
     return min((mine for writer, at in upto.items() if (mine := position_of(have, writer)) < at), default=None)

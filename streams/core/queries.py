@@ -1,7 +1,7 @@
 """The SQL of reading streams, as text (pure): the same for Django's connection, a direct one, and Spark executors.
 
-Parameters are written ``%(name)s``. Tokens are positive in results, ascending, also for backward streams.
-Names of tables and columns come from declarations, never from input.
+Parameters are written ``%(name)s``. Tokens in results are positive and ascending, also for backward streams. Names of
+tables and columns come from declarations, never from input.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WHERE %(streams)s::text[] IS NULL OR stream = ANY(%(streams)s::text[])
 """
 
 
-#: The present epoch: its word, and the place that it was begun in (``streams.epochs``).
+#: The present epoch: its word, and the identity of the database in which it began (``streams.epochs``).
 NEWEST_EPOCH = """
 SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_epoch ORDER BY id DESC LIMIT 1
 """
@@ -54,7 +54,7 @@ SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_e
 
 @dataclass(frozen=True, slots=True)
 class FactRow:
-    """One row of a fact as it travels: token (positive), writer, JSON row, time of the insert."""
+    """One row of a fact as it is sent: token (positive), writer, JSON row, time of the insert."""
 
     token: int
     writer: str
@@ -65,7 +65,7 @@ class FactRow:
 def bounds_sql(
     declaration: StreamDeclaration, table: FactTable, after: str = "%(after)s::bigint", upto: str = "%(upto)s::bigint"
 ) -> str:
-    """The condition ``after < token <= upto`` on rows of one table, as its index on the ID can answer it."""
+    """Returns the condition ``after < token <= upto`` on rows of one table, in a form that the index on the ID can serve."""
     column = table.id_column
     if declaration.backward:
         bounds = f"{column} < -({after}) AND {column} >= -({upto})"
@@ -75,12 +75,12 @@ def bounds_sql(
 
 
 def token_sql(declaration: StreamDeclaration, table: FactTable) -> str:
-    """A row's token: its ID, positive also on a backward stream."""
+    """Returns the expression for a row's token: its ID, positive also on a backward stream."""
     return f"-{table.id_column}" if declaration.backward else table.id_column
 
 
 def order_sql(declaration: StreamDeclaration, table: FactTable, *, newest_first: bool = False) -> str:
-    """What to order a table's rows by to get them by ascending (or descending) tokens."""
+    """Returns the ORDER BY expression for ascending (or descending) tokens."""
     return f"{table.id_column} {'DESC' if declaration.backward is not newest_first else 'ASC'}"
 
 
@@ -93,12 +93,11 @@ def rows_sql(
     with_times: bool = True,
     stored: bool = False,
 ) -> str:
-    """Rows of one table with ``after < token <= upto`` (of ``writer``, or of ``writers``), ascending, at most ``limit``.
+    """Returns the query for rows of one table with ``after < token <= upto``, ascending, at most ``limit``.
 
-    Columns: token, writer, received_at (``with_times``), then those that travel, or all (``stored``), as ``row_of`` takes
-    them. The limit is applied in the order of the ID alone, which the index gives: asked for more, PostgreSQL may sort all
-    rows there are to hand out a thousand. The order within a token is made afterwards; a token that the limit cuts is never
-    used (`cut_whole_tokens`).
+    With ``of_writer`` or ``of_writers``, only those of ``writer`` or ``writers``. Columns: token, writer, received_at
+    (``with_times``), then the columns that are sent, or all (``stored``), as ``row_of`` takes them. The limit may cut a
+    token: its rows must not be used (`cut_whole_tokens`).
     """
     token = token_sql(declaration, table)
     times = [table.received_column] if with_times else []
@@ -107,6 +106,8 @@ def rows_sql(
     condition = bounds_sql(declaration, table)
     condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
     condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""
+    # The limit goes by the order of the ID alone, which the index gives. With a finer order, PostgreSQL may sort all rows that
+    # there are to return a thousand. The order within a token is made afterwards, on the limited rows.
     limited = f"SELECT * FROM {table.name} WHERE {condition} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
     order = order_sql(declaration, table)
     order += f", {table.then_by}" if table.then_by else ""
@@ -114,16 +115,16 @@ def rows_sql(
 
 
 def column_sql(column: Column) -> str:
-    """A column as ``row_of`` takes it: JSON as text.
+    """Returns the expression for a column as ``row_of`` takes it: JSON as text.
 
-    Connections differ in what they make of ``jsonb``: Django's leave it as text, direct ones decode it.
+    Connections differ in how they return ``jsonb``: Django's leave it as text, direct ones decode it.
     """
     return f"{column.name}::text" if column.kind is ColumnKind.JSON else column.name
 
 
 @cache
 def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
-    """Makes the row that travels from the values of a table's columns, read with ``column_sql``."""
+    """Returns the function from the values of a table's columns, read with ``column_sql``, to the row that is sent."""
     places = [place for place, column in enumerate(table.columns) if column.kind is ColumnKind.JSON]
     if not places:
         return table.row
@@ -139,7 +140,10 @@ def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
 
 
 def ids_sql(declaration: StreamDeclaration) -> str:
-    """(writer, token) of all rows with ``token >= linear``, ascending: step 6 of ``streams.core.recovery``."""
+    """Returns the query for (writer, token) of all rows with ``token >= linear``, ascending.
+
+    It is for step 6 of ``streams.core.recovery``.
+    """
     selects = []
     for table in declaration.tables:
         token = token_sql(declaration, table)
@@ -154,7 +158,10 @@ def ids_sql(declaration: StreamDeclaration) -> str:
 
 
 def maximum_sql(declaration: StreamDeclaration) -> str:
-    """The largest token that the stream's tables hold, or held before they were trimmed; 0 when there never was any."""
+    """Returns the query for the largest token that the stream's tables hold, or held before they were trimmed.
+
+    The query returns 0 if there never was any.
+    """
     name = declaration.name.replace("'", "''")
     selects = [f"SELECT max(position) AS token FROM streams_lowwatermark WHERE stream = '{name}'"]
     for table in declaration.tables:
@@ -165,7 +172,7 @@ def maximum_sql(declaration: StreamDeclaration) -> str:
 
 
 def sequence_sql(declaration: StreamDeclaration) -> str:
-    """The last value that the stream's sequence gave out; one less than its start if it never did."""
+    """Returns the query for the last value that the stream's sequence gave out, or one less than its start if it never did."""
     return f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {declaration.sequence}"
 
 
@@ -175,10 +182,10 @@ def read_whole(
     bounds: tuple[int, int],
     limit: int,
 ) -> tuple[int, list[Sequence[Row]]]:
-    """Read the tables with ``after, upto = bounds``; the position reached, and per table whole facts up to there.
+    """Reads whole facts between ``after, upto = bounds``. Returns the position reached, and per table the rows up to there.
 
-    ``fetch(table, limit)`` gives rows that begin with their token, ascending. When one fact has more rows than
-    the limit they are read again with a larger one.
+    ``fetch(table, limit)`` must return rows that begin with their token, ascending. If one fact has more rows than the
+    limit, they are read again with a larger limit, up to a million.
     """
     after, upto = bounds
     while True:
@@ -189,11 +196,11 @@ def read_whole(
 
 
 def cut_whole_tokens(batches: Sequence[Sequence[Row]], upto: int, limit: int) -> tuple[int, list[Sequence[Row]]]:
-    """Cut the tables' batches, each read with ``limit``, so that no token is split.
+    """Cuts the tables' batches, each read with ``limit``, so that no token is split.
 
     Returns the position reached and the batches up to it. A batch that was cut by the limit may miss rows of its last
-    token, so the position reached lies below that token. When a single token fills a whole batch the position
-    reached lies below all rows: the caller reads again with a larger limit.
+    token, so the position reached lies below that token. If a single token fills a whole batch, the position reached lies
+    below all rows: the caller must read again with a larger limit.
     """
     reached = upto
     for batch in batches:

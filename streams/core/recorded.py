@@ -1,8 +1,8 @@
-"""Recorded streams of foreign servers as streams to read: names, declarations, positions (pure).
+"""Recorded streams of foreign servers, as streams to read: names, declarations, positions (pure).
 
-A recorded stream is called ``NAME/stream``, NAME being that of the record; whoever reads streams by declaration, such as
-Spark, reads it like our own. Its wire row is one column of JSON text. Names are letters, digits, ``.``, ``_`` and ``-``, so that
-they can stand in SQL text.
+A recorded stream is called ``NAME/stream``, where NAME is that of the record. Readers that work by declaration, such as
+Spark, read it like one of our own. Its row is one column of JSON text. Names consist of letters, digits, ``.``, ``_`` and
+``-``, so that they are safe in SQL text.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
-#: Name: (writer, up to where its recorded facts were removed) of one recorded stream, for those of which some were.
+#: (writer, position up to which its recorded facts were removed) of one recorded stream, for writers that lost some.
 RECORDED_TRIMMED = """
 SELECT p.writer, p.trimmed_upto FROM streams_recordedposition p
 JOIN streams_recordedserver s ON s.id = p.server_id
 WHERE s.name = %(server)s::text AND p.stream = %(stream)s::text AND p.trimmed_upto > 0
 """
-#: Name: (stream, writer, position) of every life of every writer of one recorded stream.
+#: (stream, writer, position) of every life of every writer of one recorded stream.
 RECORDED_POSITIONS = """
 SELECT p.stream, p.writer, p.position FROM streams_recordedposition p
 JOIN streams_recordedserver s ON s.id = p.server_id
@@ -42,19 +42,19 @@ WHERE s.name = %(server)s::text AND p.stream = %(stream)s::text
 
 
 def check_record_name(name: str) -> str:
-    """The name, if a record may have it; raises ``ValueError``."""
+    """Returns the name if a record may have it. Raises ``ValueError`` otherwise."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name for a record: use letters, digits, '.', '_' and '-', at most 100.")
     return name
 
 
 def is_recorded(stream: str) -> bool:
-    """Whether this is the name of a recorded stream."""
+    """Returns true for the name of a recorded stream."""
     return "/" in stream
 
 
 def split_recorded(name: str) -> tuple[str, str]:
-    """Record and stream of ``NAME/stream``; raises ``ValueError``."""
+    """Returns the record and the stream of ``NAME/stream``. Raises ``ValueError`` for another form."""
     server, _, stream = name.partition("/")
     if not _STREAM.fullmatch(stream):
         raise ValueError(f"{name!r} is no recorded stream: write NAME/stream, for example main/events.")
@@ -62,13 +62,13 @@ def split_recorded(name: str) -> tuple[str, str]:
 
 
 def recorded_names(name: str) -> dict[str, str]:
-    """Parameters of the queries above; raises ``ValueError``."""
+    """Returns the parameters of the queries above. Raises ``ValueError`` for a name that is not ``NAME/stream``."""
     server, stream = split_recorded(name)
     return {"server": server, "stream": stream}
 
 
 def recorded_declaration(name: str) -> StreamDeclaration:
-    """How to read the recorded stream ``NAME/stream``; raises ``ValueError``."""
+    """Returns the declaration of the recorded stream ``NAME/stream``. Raises ``ValueError`` for another form."""
     server, stream = split_recorded(name)
     return StreamDeclaration(
         name=name,

@@ -1,18 +1,18 @@
-"""What a process takes as given when it starts on a stream (pure).
+"""Computes the first state of a process on a stream from what the database holds (pure).
 
-The functions here say which of these steps they are:
+The comments and docstrings here name these steps:
 
-1. A sequence that lies below the largest ID in the tables is moved up to that, never down.
-2. A stored position above the sequence, as it was found, refuses the start: two streams share a name, or a backup came back.
-3. Stored positions of names that are no longer writers are dropped: one that comes back counts as new.
-4. Our own position is the sequence's last value: all below was reserved by an earlier life of the name, or by others.
+1. A sequence that lies below the largest ID in the tables is moved up to that ID, never down.
+2. A stored position above the sequence as it was found refuses the start: two streams share a name, or a backup was restored.
+3. Stored positions of names that are no longer writers are dropped. A name that comes back counts as new.
+4. Our own position is the sequence's last value: all IDs below were reserved by an earlier holder of the name, or by others.
    True only if no process holds the name and no transaction of it is open, which ``streams.writing.lease`` proves.
-5. The linear position is the minimum of all positions; without any, the largest ID in the tables, at least 1.
+5. The linear position is the minimum of all positions. Without any, it is the largest ID in the tables, at least 1.
 6. Rows at or above it are done: gapless runs move it up, and our own rows repair a position that was stored too low.
 7. Writers without a position enter at the linear position: at the present, not at 0.
-8. The highest of all of these is the highest ID that we have heard of, and what we may claim while idle.
+8. The largest of all these is the highest ID known, and the position that this process may claim while idle.
 
-Input is what the database says, read by ``streams.writing.writer``; output is the tracker's first state and what has to be
+``streams.writing.writer`` reads the input from the database. The output is the tracker's first state, and what must be
 repaired. All numbers are positive here, also for backward streams.
 """
 
@@ -29,11 +29,11 @@ __all__ = ["StreamFindings", "StreamRecovery", "sequence_verdict", "start"]
 
 @dataclass(frozen=True, slots=True)
 class StreamFindings:
-    """What the database says of one stream.
+    """The values that were read from the database about one stream.
 
-    ``sequence_value`` is the last value that the sequence gave out, one less than its start if it never did.
-    ``writers`` are the configured (not retired) writers, or None when anybody may write without order.
-    ``empty_position`` is where a stream without facts is: 0 for one in memory.
+    ``sequence_value`` is the last value that the sequence gave out, or one less than its start if it never did.
+    ``writers`` are the configured (not retired) writers, or None if any process may write, without an order.
+    ``empty_position`` is the position of the stream without facts: 0 for one in memory.
     """
 
     stream: str
@@ -46,7 +46,7 @@ class StreamFindings:
 
 @dataclass(frozen=True, slots=True)
 class StreamRecovery:
-    """The start of one process on one stream, before it has read the rows above the linear position."""
+    """The state of one process that starts on a stream, before it has read the rows above the linear position."""
 
     set_sequence_to: int | None
     dropped_writers: tuple[str, ...]
@@ -55,7 +55,7 @@ class StreamRecovery:
     own_name: str | None
 
     def tracker(self, rows: Iterable[tuple[str, int]], findings: StreamFindings) -> PositionTracker:
-        """Steps 6 to 8, with the rows (writer, ID) of all tables at or above ``linear``, ascending."""
+        """Returns the tracker, after steps 6 to 8. ``rows`` are (writer, ID) of all tables at or above ``linear``, ascending."""
         own = self.positions.get(self.own_name, 0) if self.own_name is not None else 0
         real = max([findings.table_maximum, *findings.stored.values(), findings.empty_position])
         tracker = PositionTracker(TrackerState(self.linear, self.positions, self.own_name, own, real))
@@ -64,9 +64,9 @@ class StreamRecovery:
 
 
 def sequence_verdict(findings: StreamFindings) -> int | None:
-    """Steps 1 and 2: the value to move the sequence to, None when it is right.
+    """Does steps 1 and 2. Returns the value to move the sequence to, or None if it is right.
 
-    Raises ``SequenceBehind`` when a stored position lies above the sequence as it was found.
+    Raises ``SequenceBehind`` if a stored position lies above the sequence as it was found.
     """
     worst = max(findings.stored.items(), key=lambda item: item[1], default=("", 0))
     if worst[1] > findings.sequence_value:
@@ -79,7 +79,7 @@ def sequence_verdict(findings: StreamFindings) -> int | None:
 
 
 def start(findings: StreamFindings, own_name: str | None) -> StreamRecovery:
-    """Steps 1 to 5. ``own_name`` is None for a process that only reads the stream."""
+    """Does steps 1 to 5. ``own_name`` is None for a process that only reads the stream. Raises ``SequenceBehind``."""
     move_to = sequence_verdict(findings)
     sequence = move_to if move_to is not None else findings.sequence_value
     if findings.writers is None:

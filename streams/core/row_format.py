@@ -1,10 +1,10 @@
-"""The form of a wire row, written once and used twice: by Python, and as SQL text (pure).
+"""Formats of wire rows, each written once and used twice: by Python, and as SQL text (pure).
 
-A shape says which columns stand where in the JSON array that travels in RDATA. Python builds the row from the values of a
-table row; PostgreSQL can write the row's JSON text itself, which costs the broadcaster nothing per row. Both are made
-from the same words, so they cannot part ways; ``tests/integration/test_line_sql.py`` holds them against each other.
+A format says which columns stand where in the JSON array of an RDATA line. Python builds the row from the values of a
+table row. PostgreSQL can write the row's JSON text itself, which costs the broadcaster nothing per row. Both are made
+from one description, so they cannot diverge. ``tests/integration/test_line_sql.py`` compares them.
 
-The SQL text is compact JSON in which non-ASCII characters still stand as they are: whoever sends it escapes them.
+The SQL text is compact JSON in which non-ASCII characters are not escaped. The sender must escape them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class IsSet:
-    """Whether a column has a value: true or false."""
+    """A boolean: true if the column is not null."""
 
     column: str
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A word that stands in every row; ASCII without quotes and backslashes."""
+    """A constant text in every row. ASCII without quotes, percent signs and backslashes."""
 
     text: str
 
@@ -45,9 +45,10 @@ Part = Value | IsSet | Literal | tuple["Part", ...]
 
 
 class RowFormat:
-    """A row's form over a table's columns; calling it with their values, in order, gives the row.
+    """The format of a row over a table's columns. Called with their values, in order, it returns the row.
 
-    Strings in ``parts`` are columns; a nested tuple is a nested array. Raises ``ValueError`` for an unknown column.
+    Strings in ``parts`` are columns, and a nested tuple is a nested array. Raises ``ValueError`` for an unknown column or
+    a literal with forbidden characters.
     """
 
     def __init__(self, columns: Sequence[Column], *parts: Any) -> None:
@@ -58,16 +59,16 @@ class RowFormat:
         self._build = _builder(self._parts, places, decoded)
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        """The row, from the values of the columns."""
+        """Returns the row, from the values of the columns."""
         return self._build(values)
 
     def sql(self) -> str | None:
-        """An expression for the row's JSON text, or None when a column's text in the database is not the wire's."""
+        """Returns an expression for the row's JSON text, or None if a column's text in the database is not that of the wire."""
         return _array_sql(self._parts, self._columns)
 
 
 def row_sql(table: FactTable) -> str | None:
-    """The expression for a table's row, or None when only Python can build it."""
+    """Returns the expression for the JSON text of a table's row, or None if only Python can build it."""
     if isinstance(table.row, RowFormat):
         return table.row.sql()
     if table.row is list:
@@ -134,7 +135,7 @@ def _part_sql(part: Part, columns: dict[str, Column]) -> str | None:
 
 
 def _value_sql(column: Column) -> str | None:
-    """JSON kept as such may hold blanks and is left to Python; everything else has one form. Nothing may turn out NULL."""
+    """Returns the expression for the JSON text of a column, or None for a JSON column: its text may hold blanks."""
     text = {
         "text": f"to_json({column.name})::text",
         "text[]": f"to_json({column.name})::text",

@@ -1,7 +1,7 @@
 """Tokens: positions between facts, with one entry per writer that is ahead (pure).
 
-Text forms and algebra follow ``streams.md`` 6. A writer appears in text as a small number that a table maps to its name;
-that map is given by the caller. Tokens of backward parts may be negative in the room form (``t5--7``).
+Text forms and algebra follow ``streams.md`` 6. A writer appears in text as a small number. The caller gives the map
+between numbers and names. Tokens of backward parts may be negative in the room form (``t5--7``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def _position(text: str, whole: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VectorToken:
-    """After all facts up to ``base``, and after those of each named writer up to its entry.
+    """A place after all facts up to ``base``, and after those of each named writer up to its entry.
 
-    Every entry lies above the base (``TokenError`` otherwise).
+    Every entry must lie above the base. Raises ``TokenError`` otherwise.
     """
 
     base: int
@@ -57,14 +57,14 @@ class VectorToken:
 
     @classmethod
     def of(cls, base: int, positions: Mapping[str, int]) -> VectorToken:
-        """From a linear position and raw positions: entries at or below the base are left out."""
+        """Returns the token of a linear position and the writers' positions. Entries at or below the base are left out."""
         return cls(base, {writer: position for writer, position in positions.items() if position > base})
 
     @classmethod
     def parse(cls, text: str, names: Mapping[int, str]) -> VectorToken:
-        """Read ``m{base}~{id}.{pos}…`` or the plain number; ``names`` maps ids to writers.
+        """Parses ``m{base}~{id}.{pos}…`` or a plain number. ``names`` maps ids to writers.
 
-        A missing or trailing list (``m5``, ``m5~``) is read too, as an old program wrote them. Raises ``TokenError``.
+        Accepts a missing or trailing list (``m5``, ``m5~``), as an old program wrote them. Raises ``TokenError``.
         """
         if not text.startswith("m"):
             return cls(_position(text, text))
@@ -86,57 +86,59 @@ class VectorToken:
         return cls(_position(base, text), entries)
 
     def text(self, numbers: Mapping[str, int]) -> str:
-        """Write it; ``numbers`` maps writers to ids. Entries come in order of their ids."""
+        """Returns the text form: a plain number if there are no entries, else the base and the entries, sorted by id.
+
+        ``numbers`` maps writers to ids.
+        """
         if not self.entries:
             return str(self.base)
         pairs = sorted((numbers[writer], position) for writer, position in self.entries.items())
         return f"m{self.base}" + "".join(f"~{number}.{position}" for number, position in pairs)
 
     def __str__(self) -> str:
-        """For people and logs, by the writers' names."""
+        """Returns a text for people and logs, with the writers' names."""
         return ", ".join([str(self.base), *(f"{writer} {at}" for writer, at in sorted(self.entries.items()))])
 
     # --- algebra ----------------------------------------------------------------------------------------------
 
     def position_of(self, writer: str | None) -> int:
-        """How far it covers that writer; without a name the base."""
+        """Returns the position up to which that writer is covered. Without a name, the base."""
         return self.base if writer is None else self.entries.get(writer, self.base)
 
     @property
     def highest(self) -> int:
-        """The largest position that it covers of any writer."""
+        """The largest position of any writer that it covers."""
         return max([self.base, *self.entries.values()])
 
     def covers(self, writer: str | None, position: int) -> bool:
-        """Whether a fact of that writer lies at or before this token."""
+        """Returns true if a fact of that writer at ``position`` lies at or before this token."""
         return position <= self.position_of(writer)
 
     def before_or_equal(self, other: VectorToken) -> bool:
-        """Whether nothing is covered here that ``other`` does not cover. Not a total order."""
+        """Returns true if ``other`` covers everything that this token covers. Not a total order."""
         writers = {*self.entries, *other.entries}
         return self.base <= other.base and all(self.position_of(w) <= other.position_of(w) for w in writers)
 
     def merge(self, other: VectorToken) -> VectorToken:
-        """The smallest token that covers both."""
+        """Returns the smallest token that covers both."""
         writers = {*self.entries, *other.entries}
         positions = {w: max(self.position_of(w), other.position_of(w)) for w in writers}
         return VectorToken.of(max(self.base, other.base), positions)
 
     def meet(self, other: VectorToken) -> VectorToken:
-        """The largest token that both cover."""
+        """Returns the largest token that both cover."""
         writers = {*self.entries, *other.entries}
         positions = {w: min(self.position_of(w), other.position_of(w)) for w in writers}
         return VectorToken.of(min(self.base, other.base), positions)
 
     def bounded_by(self, limit: int) -> VectorToken:
-        """Nothing above ``limit``."""
+        """Returns the token with every position lowered to ``limit`` at most."""
         return VectorToken.of(min(self.base, limit), {w: min(p, limit) for w, p in self.entries.items()})
 
     def after_partial_read(self, high: VectorToken, last_read: int) -> VectorToken:
-        """Where to go on when a read from here to ``high`` ended at ID ``last_read``.
-
-        Taking ``last_read`` itself as base would skip rows of slower writers.
-        """
+        """Returns the token to continue from when a read from here to ``high`` ended at ID ``last_read``."""
+        # Not ``last_read`` as base: it may lie above ``high.base``. A is at 9, B at 5, and the read ended at A's 9. With base 9,
+        # B's facts 6 to 8 would be skipped.
         base = max(self.base, min(last_read, high.base))
         writers = {*self.entries, *high.entries}
         positions = {w: max(self.position_of(w), min(last_read, high.position_of(w))) for w in writers}
@@ -152,7 +154,7 @@ class RoomToken:
 
     @classmethod
     def parse(cls, text: str, names: Mapping[int, str]) -> RoomToken:
-        """Read one of the three forms; raises ``TokenError``."""
+        """Parses one of the three forms. Raises ``TokenError``."""
         kind, rest = text[:1], text[1:]
         if kind == "s":
             return cls(VectorToken(_integer(rest, text)))
@@ -165,7 +167,7 @@ class RoomToken:
         raise TokenError(f"Token {text[:100]!r} cannot be read: write s5, m5~1.7 or t3-5.")
 
     def text(self, numbers: Mapping[str, int]) -> str:
-        """Write it in the shortest form that holds it."""
+        """Returns the shortest text form that holds the token."""
         if self.topological is not None:
             return f"t{self.topological}-{self.stream.base}"
         plain = self.stream.text(numbers)
@@ -173,5 +175,5 @@ class RoomToken:
 
 
 def numbered(writers: Iterable[str]) -> dict[str, int]:
-    """Numbers from 1 for writers in the given order: for tests and tools that have no table."""
+    """Returns numbers from 1 for writers in the given order. For tests and tools that have no table of writers."""
     return {writer: number for number, writer in enumerate(writers, start=1)}

@@ -1,7 +1,7 @@
-"""Positions of one stream as one process knows them (pure): reserve, complete, advance, and what follows from them.
+"""Tracks the positions of one stream as one process knows them (pure): reserve, complete, advance, and what follows.
 
-``docs/explanation/streams.md`` tells the ideas. IDs are positive and ascending here, also for backward
-streams: the border to the database changes the sign.
+``docs/explanation/streams.md`` explains the ideas. IDs are positive and ascending here, also for backward streams: the
+code that talks to the database changes the sign.
 
 Assumes that several threads call it (one lock inside), that the caller takes IDs from the sequence strictly between
 ``begin_fetch`` and ``end_fetch``, and that it completes an ID only when its transaction is known to have ended.
@@ -23,13 +23,16 @@ _FEW = 16
 #: Most single complete IDs that are kept above the linear position. Beyond that the largest are dropped, and the linear
 #: position crosses those only by the minimum of the writers' positions.
 KNOWN_DONE_LIMIT = 100_000
-#: Complete own IDs above an unfinished one are put together when they are more than this: only the last of a run matters.
+#: Complete own IDs above an unfinished one are thinned out when they are more than this: only the last of a run matters.
 _FINISHED_LIMIT = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """IDs are being fetched from the sequence at this moment; ``above`` was the highest allocated one before."""
+    """A request for IDs that is under way. ``above`` was the highest ID known to be allocated when it began.
+
+    ``begun_at`` is on the monotonic clock.
+    """
 
     above: int
     count: int = 1
@@ -38,7 +41,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class TrackerState:
-    """Where a tracker starts: the outcome of ``streams.core.recovery``."""
+    """The first state of a tracker, as computed by ``streams.core.recovery``."""
 
     linear: int
     positions: Mapping[str, int]
@@ -48,9 +51,9 @@ class TrackerState:
 
 
 class PositionTracker:
-    """Gives out and takes back IDs, and follows all writers: one per stream and process.
+    """The positions of all writers of one stream, and the reserved IDs of this process. One per stream and process.
 
-    A reader has no ``own_name``; it only ever calls ``advance``.
+    A reader has no ``own_name`` and never reserves. It only calls ``advance``, ``learn`` and ``retire``.
     """
 
     def __init__(self, state: TrackerState, known_done_limit: int | None = None) -> None:
@@ -66,10 +69,10 @@ class PositionTracker:
         self._fetching: list[Fetch] = []
         self._thin_at = _FINISHED_LIMIT
         self._known_done: list[int] = []  # heap
-        self._lost_ids = False  # IDs were taken that nobody knows, after all that are known
+        self._lost_ids = False  # IDs may have been taken, above all known ones, that no process knows
         self._real = state.highest_real  # largest ID that is known to be complete and that this process may claim
-        self._real_above: list[int] = []  # sorted: such IDs that it may not claim yet
-        self._echoed = state.own_position
+        self._real_above: list[int] = []  # sorted: complete IDs that it may not claim yet
+        self._echoed = state.own_position  # largest own announcement that came back to this process
         self._last_write = self._last_rolled_back = 0
         self._written = self._rolled_back = 0
         self._max_allocated_seen = self._own_max = 0
@@ -81,9 +84,9 @@ class PositionTracker:
         self._own_max = max(self._own_max, highest)
 
     def replay(self, rows: Iterable[tuple[str, int]], writers: Iterable[str]) -> None:
-        """Steps 6 to 8 of ``streams.core.recovery``: rows (writer, ID) at or above the linear position, ascending.
+        """Does steps 6 to 8 of ``streams.core.recovery`` with rows (writer, ID) at or above the linear position, ascending.
 
-        Rows of the own name repair a stored position that is behind, rows of unknown names help to close gaps.
+        Rows of the own name repair a stored position that is too low. Rows of unknown names help to close gaps.
         ``writers`` that have no position yet enter at the linear position.
         """
         with self._lock:
@@ -99,16 +102,17 @@ class PositionTracker:
     # --- reserve and complete -------------------------------------------------------------------------------------
 
     def begin_fetch(self, count: int = 1, begun_at: float = 0.0) -> Fetch:
-        """Say that IDs are about to be taken from the sequence: until they are known, our position may not pass them."""
+        """Records that IDs are about to be taken from the sequence. Until they are known, the own position may not pass them."""
         with self._lock:
             fetch = Fetch(self._max_allocated_seen, count, begun_at)
             self._fetching.append(fetch)
             return fetch
 
     def end_fetch(self, fetch: Fetch, ids: Iterable[int]) -> bool:
-        """The fetch brought these IDs (none when it failed); they are unfinished until completed.
+        """Ends a fetch, and records the IDs that it brought (none if it failed). They are unfinished until completed.
 
-        Returns whether there is something to announce: the fetch itself may have held the position back.
+        Returns true if there is something to announce. Even without IDs there may be, because the fetch held the position
+        back.
         """
         with self._lock:
             before = self._real
@@ -122,9 +126,9 @@ class PositionTracker:
             return self._real > before or self._lost_ids
 
     def settle(self, fetch: Fetch, ids: Iterable[int]) -> bool:
-        """``end_fetch`` and ``complete`` in one: the transaction that took these IDs has ended, and what it wrote is committed.
+        """Ends a fetch and completes its IDs in one step. The transaction that took them has ended, and ``ids`` were committed.
 
-        Returns whether there is something to announce. IDs that are complete already are passed over.
+        Returns true if there is something to announce. Ignores IDs that are complete already.
         """
         with self._lock:
             before = self._real
@@ -142,14 +146,17 @@ class PositionTracker:
 
     @property
     def has_lost_ids(self) -> bool:
-        """At rest, and the last fetch failed: it may have taken IDs that nobody knows, so the sequence may be ahead."""
+        """True if the tracker is at rest and the last fetch failed.
+
+        The fetch may have taken IDs that no process knows, so the sequence may be ahead of all known IDs.
+        """
         with self._lock:
             return self._lost_ids and not (self._unfinished or self._fetching)
 
     def complete(self, ids: Iterable[int], *, written: bool) -> bool:
-        """End a reservation, by commit (``written``) or rollback; IDs that are complete already are passed over.
+        """Completes reserved IDs, by commit (``written``) or rollback. Ignores IDs that are complete already.
 
-        Returns whether there is something to announce: the announceable position rose.
+        Returns true if there is something to announce: the announceable position rose.
         """
         with self._lock:
             before = self._real
@@ -171,7 +178,7 @@ class PositionTracker:
             self._last_rolled_back = max([self._last_rolled_back, *done])
 
     def _take_unfinished(self, ids: list[int]) -> list[int]:
-        """Remove these IDs from the unfinished; those that were there, ascending."""
+        """Removes these IDs from the unfinished. Returns those that were among them, ascending."""
         if len(ids) > _FEW:  # one pass for a block, a search for each of a few
             wanted = set(ids)
             done = [number for number in self._unfinished if number in wanted]
@@ -187,12 +194,13 @@ class PositionTracker:
         return True
 
     def _thin_out(self) -> None:
-        """Many IDs are complete above an unfinished one: of each run between two of those only the last can be a position.
+        """Shortens the lists of complete IDs when they have grown long above an unfinished ID.
 
-        IDs that are being fetched lie above what was allocated when the fetch began, so what lies below that is settled.
+        Only the last ID of each run between two unfinished ones can become a position.
         """
         if max(len(self._finished_above), len(self._real_above)) <= self._thin_at:
             return
+        # IDs that are being fetched lie above what was allocated when their fetch began. No ID below that can become unfinished.
         settled = min((fetch.above for fetch in self._fetching), default=self._max_allocated_seen)
         self._finished_above = _last_of_runs(self._finished_above, self._unfinished, settled)
         ends = sorted({*self._unfinished, *(number + 1 for number in self._finished_above)})
@@ -200,11 +208,11 @@ class PositionTracker:
         self._thin_at = max(_FINISHED_LIMIT, 2 * len(self._finished_above), 2 * len(self._real_above))
 
     def _note_real(self, numbers: Iterable[int]) -> None:
-        """These very IDs are complete."""
+        """Records IDs of which it is known that exactly these are complete."""
         _insert(self._real_above, [number for number in numbers if number > self._real])
 
     def _raise_own_position(self) -> None:
-        """Own position: the largest finished ID below everything unfinished or possibly being handed out now."""
+        """Raises the own position to the largest finished ID below all that are unfinished or may be given out at this moment."""
         bounds = [self._fetching[0].above + 1] if self._fetching else []  # they are in the order in which they began
         if self._unfinished:
             bounds.append(self._unfinished[0])
@@ -218,9 +226,9 @@ class PositionTracker:
     # --- learn from others ----------------------------------------------------------------------------------------
 
     def advance(self, writer: str, position: int) -> bool:
-        """Another writer announced its position; late, repeated and unordered announcements are harmless.
+        """Applies another writer's announcement. Late, repeated and unordered announcements are harmless.
 
-        Returns whether this process now has something to announce itself (it is idle and may claim the same).
+        Returns true if this process now has something to announce itself: it is idle and may claim the same position.
         """
         with self._lock:
             before = self._real
@@ -229,12 +237,14 @@ class PositionTracker:
             return self._real > before
 
     def learn(self, active: Mapping[str, int], retired: Mapping[str, int]) -> bool:
-        """What the table of positions says of all writers, at once: one by one the first could pass an unknown second.
+        """Applies the stored positions of all writers at once, as ``{writer: position}`` of active and of retired ones.
 
-        Returns whether this process now has something to announce itself.
+        Returns true if this process now has something to announce itself.
         """
         with self._lock:
             before = self._real
+            # All writers are placed before any position is applied. A is at 9, B at 5, and neither is known here. If A's position
+            # were applied alone, the minimum would be 9, and the linear position would pass B's open facts.
             for writer, position in active.items():
                 self._place(writer, position)
             for writer, position in retired.items():
@@ -254,15 +264,15 @@ class PositionTracker:
             self._retired[writer] = max(self._positions.pop(writer, 0), self._retired.get(writer, 0), position)
 
     def _learn(self, position: int) -> None:
-        """Some writer announced this position: an ID of a committed transaction (see ``announceable``)."""
+        """Records a position that some writer announced: the ID of a transaction that has ended (see ``announceable``)."""
         self._max_allocated_seen = max(self._max_allocated_seen, position)
         self._note_real([position])
         self._note_done([position])
 
     def observe(self, position: int) -> bool:
-        """An ID of a committed transaction that another stream of the same sequence got: never one of this stream.
+        """Records a complete ID that went to another stream of the same sequence, and so to none of this one.
 
-        Returns whether this process now has something to announce here: it is idle, and has come that far.
+        Returns true if this process now has something to announce here: it is idle, and may claim that ID.
         """
         with self._lock:
             before = self._real
@@ -270,13 +280,13 @@ class PositionTracker:
             return self._real > before
 
     def retire(self, writer: str, position: int = 0) -> None:
-        """That writer will never write again above its last ``position``: it no longer takes part in the minimum."""
+        """Takes a writer out of the minimum: it will never write again above its last ``position``."""
         with self._lock:
             self._remove(writer, position)
             self._learn(position)
 
     def _note_done(self, numbers: Iterable[int]) -> None:
-        """Single IDs are known to be done; move the linear position over gapless runs of them."""
+        """Records single IDs as complete, and moves the linear position over gapless runs of them."""
         for number in numbers:
             if number > self._linear:
                 heapq.heappush(self._known_done, number)
@@ -286,9 +296,9 @@ class PositionTracker:
         while self._known_done and self._known_done[0] <= self._linear + 1:
             self._linear = max(self._linear, heapq.heappop(self._known_done))
         if len(self._known_done) > self._known_done_limit:
-            # Half of them, so that this is rare; the smaller ones, since the linear position comes to those first. A run ends
-            # before a dropped ID: silent is at 10, 12 to 14 are kept, 15 to 29 are not. Silent announces 11, and the linear
-            # position goes to 14. Silent hears of 29, is idle, announces 29, and the minimum takes the linear position there.
+            # Keep half of them, so that this is rare, and the smaller ones, which the linear position reaches first. A run ends
+            # before a dropped ID. Example: writer B is at 10, 12 to 14 are kept, 15 to 29 are dropped. B announces 11, and the
+            # linear position goes to 14. B receives 29, is idle, and announces 29. The minimum takes the linear position there.
             self._known_done = sorted(set(self._known_done))[: self._known_done_limit // 2]  # a sorted list is a heap
         self._own_max = max(self._own_max, self._linear, self._own_position)
         covered = bisect_right(self._real_above, self._own_max)
@@ -297,16 +307,15 @@ class PositionTracker:
             del self._real_above[:covered]
 
     def _minimum(self) -> int:
-        """Up to where every writer that is known here is complete.
-
-        An idle process needs no entry of its own: what it reserves later lies above everything announced. A lone writer
-        goes by its own announcements as they come back to it (``_echoed``) and not by its own position: a writer that joined
-        before an ID was reserved told so before that announcement, so its IDs are not passed unheard. With all writers
-        retired everything that they announced is complete.
-        """
+        """Returns the position up to which every writer that is known here is complete."""
         others = [position for name, position in self._positions.items() if name != self._own_name]
         if not others:
+            # A lone writer goes by its own announcements as they come back, not by its own position. B joins, and then A
+            # reserves 7: B's entry was sent before A's announcement of 7, so A receives it first. When 7 comes back, A
+            # knows B and does not pass B's IDs. A reader without active writers: all are retired, and everything that they
+            # announced is complete.
             return self._echoed if self._own_name is not None else self._max_allocated_seen
+        # An idle process needs no entry: everything that it reserves later lies above everything announced.
         if self._unfinished or self._fetching:
             others.append(self._own_position)
         return min(others)
@@ -315,12 +324,12 @@ class PositionTracker:
 
     @property
     def linear(self) -> int:
-        """Every fact of any writer up to here is complete."""
+        """The linear position: every fact of any writer up to here is complete."""
         with self._lock:
             return self._linear
 
     def position_of(self, writer: str) -> int:
-        """How far that writer is, never below the linear position; an unknown one is at the linear position."""
+        """Returns a writer's position, never below the linear one. An unknown writer is at the linear position."""
         with self._lock:
             if writer == self._own_name:
                 return self._own_max
@@ -328,84 +337,91 @@ class PositionTracker:
 
     @property
     def own_maximum(self) -> int:
-        """The furthest position that this process may claim."""
+        """The highest position that this process may claim."""
         with self._lock:
             return self._own_max
 
     @property
     def own_minimum(self) -> int:
-        """The last position that this process really reached by its own facts."""
+        """The last position that this process reached by facts of its own."""
         with self._lock:
             return self._own_position
 
     @property
     def announceable(self) -> int:
-        """What this process stores and announces: the largest ID known to be complete that its maximum view covers.
+        """The position that this process stores and announces: the largest complete ID that it may claim.
 
-        So whoever hears it knows that this very ID is complete (a run without gaps may step onto it): the head of the sequence,
-        which the maximum view begins with, may be pending elsewhere. A rolled-back ID counts: its position is stored later
-        than the sequence gave it out, so no crash and no fail-over that keeps the position loses the sequence's value.
+        So every announced position is the ID of a transaction that has ended, and receivers count that ID as complete.
+        ``own_maximum`` cannot be announced: it starts at the head of the sequence, whose ID may be pending in another
+        process. A rolled-back ID may be announced. It is stored after the sequence gave it out, so the sequence's value
+        is lost neither by a crash nor by a fail-over that keeps the position.
         """
         with self._lock:
             return self._real
 
     @property
     def last_write(self) -> int:
-        """ID of the last fact that this process wrote and committed in this life; 0 if none."""
+        """The ID of the last fact that this process committed since the tracker began. 0 if there is none."""
         with self._lock:
             return self._last_write
 
     @property
     def last_rolled_back(self) -> int:
-        """The largest ID that this process let go in this life; 0 if none. Nothing wrote it to the disk."""
+        """The largest ID that this process rolled back or left unused since the tracker began. 0 if there is none.
+
+        No commit wrote it to the disk.
+        """
         with self._lock:
             return self._last_rolled_back
 
     @property
     def raw_positions(self) -> dict[str, int]:
-        """Positions as recorded; they may lie below the linear one."""
+        """The recorded positions by writer. They may lie below the linear one."""
         with self._lock:
             return dict(self._positions)
 
     @property
     def pending(self) -> list[int]:
-        """IDs reserved here and not complete, ascending."""
+        """The IDs that were reserved here and are not complete, ascending."""
         with self._lock:
             return list(self._unfinished)
 
     def fetches_begun_before(self, moment: float) -> list[Fetch]:
-        """Fetches that have been under way since before that moment, the oldest first."""
+        """Returns the fetches that have been under way since before that moment, the oldest first."""
         with self._lock:
             return [fetch for fetch in self._fetching if fetch.begun_at < moment]
 
     def take_counts(self) -> tuple[int, int]:
-        """Facts completed by commit and by rollback since the last call."""
+        """Returns the numbers of facts completed by commit and by rollback since the last call."""
         with self._lock:
             counts = self._written, self._rolled_back
             self._written = self._rolled_back = 0
             return counts
 
     def token(self) -> VectorToken:
-        """The vector position: linear, plus every writer that is ahead of it."""
+        """Returns the vector position: the linear position, and an entry for each writer that is ahead of it."""
         with self._lock:
             return VectorToken.of(self._linear, self._positions)
 
 
 def _last_of_runs(numbers: list[int], bounds: list[int], settled: int) -> list[int]:
-    """Of ascending numbers up to ``settled`` the last one below each bound, and the last of all; and all above."""
+    """Drops numbers of an ascending list, up to ``settled``, that are not the last of a run.
+
+    Keeps the last number below each bound, the last one up to ``settled``, and all numbers above.
+    """
     upto = bisect_right(numbers, settled)
     ends = sorted({min(bisect_left(numbers, bound), upto) for bound in bounds} | {upto})
     return [numbers[end - 1] for end in ends if end] + numbers[upto:]
 
 
 def _holds(numbers: list[int], number: int) -> bool:
-    """Whether a sorted list has that number."""
+    """Returns true if a sorted list contains the number."""
     index = bisect_left(numbers, number)
     return index < len(numbers) and numbers[index] == number
 
 
 def _insert(numbers: list[int], more: list[int]) -> None:
-    """Add to a sorted list: by search when there are few, by one merge of runs when there are many."""
+    """Adds numbers to a sorted list: by search if they are few, by one sort if they are many."""
     if len(more) > _FEW:
         numbers.extend(more)
         numbers.sort()

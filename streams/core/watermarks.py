@@ -1,9 +1,8 @@
-"""Low-water marks: what was trimmed of a stream, and whether a reader has lost facts by it (pure).
+"""Low-water marks: the record of what was trimmed of a stream, and the check that a reader has lost no facts by it (pure).
 
-Facts are deleted and the mark is moved in one transaction, so whoever reads rows and *then* the mark cannot miss a fact
-unnoticed. The mark names for each writer its highest fact that is gone: a reader has lost facts of a writer exactly if its
-cursor for it lies below that, so an idle writer's old cursor raises no false alarm.
-Called with a cursor of any connection; numbers are positive, also for backward streams.
+The mark has for each writer its highest fact that is gone. A reader has lost facts of a writer exactly if its cursor for
+that writer lies below. So an idle writer's old cursor raises no false alarm. The functions take a cursor of any
+connection. Numbers are positive, also for backward streams.
 """
 
 from __future__ import annotations
@@ -25,14 +24,17 @@ _MARK = "SELECT position, writers::text FROM streams_lowwatermark WHERE stream =
 
 @dataclass(frozen=True, slots=True)
 class TrimMark:
-    """Facts up to ``position`` may be gone; ``writers``: for each its highest fact that is."""
+    """The low-water mark of a stream.
+
+    Facts up to ``position`` may be gone. ``writers`` has the highest fact of each writer that is gone.
+    """
 
     position: int = 0
     writers: Mapping[str, int] = field(default_factory=dict)
 
 
 def trim_mark(cursor: Any, stream: str) -> TrimMark:
-    """The stream's mark (also that of a recorded stream ``NAME/stream``); position 0 when nothing was ever trimmed."""
+    """Returns the mark of a stream, also of a recorded one (``NAME/stream``). Its position is 0 if nothing was ever trimmed."""
     if is_recorded(stream):
         cursor.execute(RECORDED_TRIMMED, recorded_names(stream))
         writers = dict(cursor.fetchall())
@@ -43,7 +45,7 @@ def trim_mark(cursor: Any, stream: str) -> TrimMark:
 
 
 def lost_facts(mark: TrimMark, after: VectorToken, writer: str | None = None) -> dict[str, int]:
-    """Writers (or that one) of which facts above ``after`` are gone, with the highest that is."""
+    """Returns ``{writer: its highest fact that is gone}`` for writers (or that one) of which facts above ``after`` are gone."""
     return {
         name: gone for name, gone in mark.writers.items() if writer in (None, name) and gone > after.position_of(name)
     }
@@ -52,7 +54,12 @@ def lost_facts(mark: TrimMark, after: VectorToken, writer: str | None = None) ->
 def check_not_trimmed(
     cursor: Any, stream: str, after: VectorToken, writer: str | None = None, reader: str = ""
 ) -> None:
-    """Raise ``ResyncNeeded`` when facts after ``after`` (of that writer, or of any) are gone. Call after reading the rows."""
+    """Raises ``ResyncNeeded`` if facts after ``after`` (of that writer, or of any) are gone.
+
+    Must be called after the rows were read.
+    """
+    # The mark is read after the rows. A trim deletes facts and moves the mark in one transaction. If it commits before the rows
+    # are read, the mark shows it. In the other order, a trim between the two reads would go unnoticed.
     mark = trim_mark(cursor, stream)
     lost = lost_facts(mark, after, writer) if mark.position else {}
     if not lost:
