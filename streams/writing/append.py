@@ -114,7 +114,7 @@ def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """The parts of the INSERT statement that depend on the facts, and the values."""
+    """The facts as one message: the parts of the INSERT statement that depend on them, and the values in order."""
 
     model: type[Model]
     columns: tuple[int, ...]
@@ -124,7 +124,11 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column for content of the fact, and the placeholder with the cast that gives a value its type."""
+    """A column that holds content of the fact.
+
+    ``place`` is its placeholder in the statement, with a cast: the values of a VALUES list or a SELECT have no type from
+    the table.
+    """
 
     attribute: str
     field: Field[Any, Any]
@@ -222,7 +226,7 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count
 
 
 class _Appending:
-    """An append of one message on one connection."""
+    """One call of ``append_facts``, on one connection."""
 
     def __init__(self, stream: BoundStream, alias: str, beside: Sequence[driver.Statement] = ()) -> None:
         self.stream = stream

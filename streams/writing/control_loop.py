@@ -223,7 +223,7 @@ class ControlLoop:
     def _pause(self, seconds: float) -> None:
         self._stop.wait(seconds)  # wake-ups do not shorten it, so that retries never become a busy loop
 
-    # --- hear others ----------------------------------------------------------------------------------------------
+    # --- receive notifications ------------------------------------------------------------------------------------
 
     def _hear(self, cursor: Any) -> None:
         control = self._writer.control
@@ -249,8 +249,8 @@ class ControlLoop:
         looks: Collection[str],
     ) -> None:
         """Applies notifications to the trackers of this process, after reading the table for the streams in ``looks``."""
-        # The table first: what is read now covers everything that was received. B enters the stream at 5, and C announces 7. If
-        # C's position were applied before B is known, the linear position could pass facts of B.
+        # The table first: what is read now covers everything that was received. B enters the stream at 5 and reserves 6, C
+        # announces 7. If 7 were applied before B is known, the linear position would pass 6.
         found = self._look(cursor, looks)
         if pokes:
             cache_feed.before_advance({poke.stream for poke in pokes}, cursor, self._writer.using, pokes)

@@ -51,7 +51,7 @@ EVIDENCE = "writer lock free (process gone) and append lock free (no open transa
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The contents of a trace row besides the positions: what was done, on what evidence, and by which process or operator."""
+    """The action, the evidence and the initiator (a process or an operator) that are stored in a trace row."""
 
     action: str
     evidence: str

@@ -70,7 +70,7 @@ def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type |
 
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
-    """Yields each column's placeholder, and appends the value that goes with it to ``values``."""
+    """Yields the placeholder of each column, or DEFAULT, and appends the values of the placeholders to ``values``."""
     for attribute, field, plain in _conversions(type(fact)):
         value = getattr(fact, attribute)
         if isinstance(value, DatabaseDefault):

@@ -48,8 +48,8 @@ __all__ = ["Reservation"]
 LARGEST_COUNT = 1_000_000
 
 # Two statements, because the second must see what was committed before the lock was granted. A appends under lease 7, B takes the
-# name: it raises the lease to 8, commits, and gets the append lock. A waits for the lock. In one statement, A's snapshot would be
-# of before B's commit, and A would read lease 7 and append under it. With two, A reads lease 8 and is refused.
+# name: it raises the lease to 8, commits, and gets the append lock. A waits for the lock. In one statement, A's snapshot could be
+# of before B's commit, and A could read lease 7 and append under it. With two, A reads lease 8 and is refused.
 _RESERVE = (
     "SELECT pg_advisory_xact_lock_shared(%(key)s::bigint)",
     """
