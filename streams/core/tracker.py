@@ -104,6 +104,8 @@ class PositionTracker:
     def begin_fetch(self, count: int = 1, begun_at: float = 0.0) -> Fetch:
         """Records that IDs are about to be taken from the sequence. Until they are known, the own position may not pass them."""
         with self._lock:
+            # Without this record: this process takes 5 from the sequence and does not know it yet, and B's announcement of 6
+            # arrives. This process seems idle, and claims 6 while its own fact 5 is open.
             fetch = Fetch(self._max_allocated_seen, count, begun_at)
             self._fetching.append(fetch)
             return fetch

@@ -63,6 +63,7 @@ def wait_for(
     view = _view(using)
     event = threading.Event()
     waiter = view.wait(stream.name, wanted, event)
+    # ``is_there``: the waiter may have been woken after the timeout and before its removal.
     if waiter is None or event.wait(max(0.0, timeout_seconds)) or view.is_there(waiter):
         return view.seen(stream.name).token()
     raise view.too_late(waiter, timeout_seconds)

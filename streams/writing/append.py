@@ -247,7 +247,7 @@ class _Appending:
 
     def _send(self, message: _Message, *lock_of_message: int) -> list[tuple[int, ...]]:
         sql = _sql(self.stream, message.model, message.columns, message.count, alone=bool(lock_of_message))
-        again = bool(self.beside) and message.count == 1  # callers with ``beside`` append often
+        again = bool(self.beside) and message.count == 1  # prepare it: these callers append often
         values = [*message.values, self.tenure.name, self.tenure.lease, *lock_of_message]
         lock = driver.Statement(_LOCK, [self.tenure.append_key], again)
         return driver.send_together(self.connection, [*self.beside, lock, driver.Statement(sql, values, again)])

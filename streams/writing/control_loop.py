@@ -230,6 +230,7 @@ class ControlLoop:
         control.poll()
         heard = [(notify.pid, notify.payload) for notify in control.notifies]
         own = (control.get_backend_pid(), self._writer.name)
+        # With a new control connection or name, nothing counts that was proved or read under the old one.
         if self._judge.own != own:
             self._judge, self._looked = NotificationFilter(own), {}
         pokes = self._judge.judge(heard, lambda: nullcontext(cursor))
@@ -237,7 +238,7 @@ class ControlLoop:
         try:
             self._take_over(cursor, heard, pokes, looks)
         except BaseException:
-            self._judge.look_again(looks)
+            self._judge.look_again(looks)  # the filter names a stream to read only once, so give it back
             raise
         del control.notifies[: len(heard)]  # only now: after an error, the next turn applies all of them again
 

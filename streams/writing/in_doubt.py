@@ -84,7 +84,8 @@ def exchange_is_over(connection: BaseDatabaseWrapper) -> bool:
 def is_rolled_back(error: BaseException, connection: BaseDatabaseWrapper) -> bool:
     """Returns true if the server itself reported that the message failed, and is ready for the next.
 
-    False for errors of class 57 (operator intervention): the server may report those after the commit.
+    False for errors of class 57 (operator intervention), which the server may report after the commit, and for errors
+    without a code.
     """
     code = getattr(error.__cause__, "pgcode", None) or _OPERATOR_INTERVENED
     return not code.startswith(_OPERATOR_INTERVENED) and exchange_is_over(connection)

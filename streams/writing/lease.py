@@ -190,10 +190,10 @@ def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
 
 
 def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
-    """Marks a writer as draining, as it does itself or to ask it to. Returns the streams that it has not left.
+    """Marks a writer as draining: its own process does so to leave, an operator to ask it to leave.
 
-    Its process reads its row at each heartbeat, and at once on the notification that this sends. To be called in
-    autocommit mode. A retired name stays as it is.
+    Returns the streams that it has not left. Its process reads its row at each heartbeat, and at once on the notification
+    that this sends. To be called in autocommit mode. A retired name stays as it is.
     """
     cursor.execute(
         """

@@ -88,6 +88,7 @@ class OpenTransaction:
             self.ended = self.left = True
             pending, self._pending = self._pending, []
             at_end, self.at_end = self.at_end, []
+        # Before the IDs are complete: a caller that is woken at these IDs must not find cached values of before them.
         for effect in at_end:
             effect(written)
         moved = [tracker.complete(ids, written=written) for _, tracker, ids in pending]

@@ -165,6 +165,7 @@ class WriterProcess:
             return
         self._refuse()
         with self._lock:
+            # Again, under the lock: another thread may have taken the name, or begun to leave, meanwhile.
             if self.condition is Condition.HOLDING:
                 return
             self._refuse()
@@ -313,6 +314,8 @@ class WriterProcess:
         with self.control_cursor() as cursor:
             if stream.declaration.in_memory:
                 self._resolve_the_dead(cursor, stream)
+            # Committed before the first ID is taken. Readers thus know this writer before any of its facts, and their linear
+            # position cannot pass one that is open.
             with driver.in_transaction(cursor):
                 tracker = self._start_on(cursor, stream)
         self.tenure.entering.add(stream.name)
@@ -326,6 +329,8 @@ class WriterProcess:
             dead_writers.resolve_writer(cursor, writer, self.name)
 
     def _start_on(self, cursor: Any, stream: BoundStream) -> PositionTracker:
+        # One start on a stream at a time. Otherwise A and B, the first writers of a stream in memory, would each find no living
+        # writer, and B would delete the facts that A has appended since.
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         if stream.declaration.in_memory and all(w == self.name or at.state == RETIRED for w, at in stored.items()):
