@@ -190,7 +190,8 @@ class HttpLimits:
     def _give_way(self, connections: Iterable[_Counted], limit: int) -> bool:
         """Ends some connections that wait for their client. Returns false if there were none.
 
-        It ends up to `_GIVE_WAY_PERCENT` of ``limit``, at least one. Connections of the address with the most waiting ones go first; among them, those that have waited longest.
+        It ends up to `_GIVE_WAY_PERCENT` of ``limit``, at least one. Connections of the address with the most waiting ones
+        go first; among them, those that have waited longest.
         """
         # Several are ended at once: this visits every connection, and a flood would otherwise repeat it for each new one.
         waiting = [connection for connection in connections if connection.waits_for_client]
