@@ -170,7 +170,7 @@ USER_SIGNATURE = StreamDeclaration(
 )
 
 # ``federation`` holds what a federation sender in another process must send. It is announced only while this site does not
-# send by itself. Facts are deleted once a sender has acknowledged them.
+# send by itself. A fact is deleted once every known sender has acknowledged it.
 
 #: The values of ``type``: an EDU with a key (``k``), an EDU (``e``), presence with its destinations (``pd``).
 FEDERATION_TYPES = frozenset({"k", "e", "pd"})
