@@ -99,5 +99,6 @@ _SHARED_PAGE = SharedRendering(_render)
 
 def metrics_view(request: HttpRequest) -> HttpResponse:
     """Answers ``/metrics``: the cluster's metrics, then those of Django and of processes."""
+    # The request's arrival, before it waited for a place: see `SharedRendering.get`.
     came = getattr(request, "scope", {}).get(CAME) or time.monotonic()
     return HttpResponse(_SHARED_PAGE.get(came), content_type=CONTENT_TYPE_LATEST)

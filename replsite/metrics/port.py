@@ -69,6 +69,7 @@ class MetricsPort:
         oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
+        # Removed at once, so that the next new client cancels another one. Until the task has ended it still counts.
         del self._waiting[oldest]
         oldest.cancel()
         return True

@@ -165,7 +165,7 @@ def begin() -> None:
     REGISTRY.register(_PLAIN)
     if folder_of_processes():
         _flush_for_ever()
-        os.register_at_fork(after_in_child=_flush_for_ever)
+        os.register_at_fork(after_in_child=_flush_for_ever)  # threads do not survive a fork
         atexit.register(_FIGURES.flush)
     service_begins.connect(listen, dispatch_uid="replsite.process_metrics")
 
@@ -197,7 +197,7 @@ def _flush_for_ever() -> None:
 
 
 def _listen(ports: Sequence[int]) -> None:
-    """Listens on the first free port. Logs a warning if all are in use."""
+    """Listens on the first port that can be bound. Logs a warning if there is none."""
     host = getattr(settings, "REPLSITE_METRICS_HOST", "127.0.0.1")
     for port in ports:
         try:

@@ -1,4 +1,4 @@
-"""Functions that make the samples of metrics, from a snapshot or from counters of this process.
+"""Functions that compute the samples of metrics, from a snapshot or from counters of this process.
 
 Clients choose their own names, so the number of names is unbounded. Only plain names become labels, at most
 ``MOST_LABELS`` of them; the rest is ``other``. Readers that share a label are shown as the worst of them.

@@ -1,8 +1,8 @@
-"""Metrics under the names that dashboards made for Synapse query.
+"""The metrics under the names that dashboards made for Synapse query.
 
-Most are one of our own families under another name, with other label names and with ``server_name``, by which those
-dashboards filter. `SynapseNames` adds them to the families of a collector. The others, which differ in units or meaning,
-are entries of the table `SYNAPSE`.
+Most of them are families of ours with another name, other label names, and the label ``server_name``, by which those
+dashboards filter. `SynapseNames` adds them to the families of a collector. Metrics that also differ in units or meaning are
+entries of the table `SYNAPSE`.
 """
 
 from __future__ import annotations

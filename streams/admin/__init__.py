@@ -139,7 +139,7 @@ class UserAddressAdmin(ReadOnlyAdmin):
 
 @admin.register(WireCount)
 class WireCountAdmin(ReadOnlyAdmin):
-    """The counts of events on the connections of all servers."""
+    """The counters of all servers' connections, such as commands received and connections closed."""
 
     list_display = ("kind", "name", "total")
     list_filter = ("kind",)

@@ -41,6 +41,7 @@ class EstimatedPaginator(Paginator):
         Above it, returns the estimate of an unfiltered table, and ``exact_upto + 1`` for a filtered one.
         """
         found = cast("QuerySet[Any]", self.object_list)
+        # The slice bounds the count: PostgreSQL stops after one row more than the limit.
         rows = found.order_by()[: self.exact_upto + 1].count()
         if rows <= self.exact_upto or found.query.where:
             return rows

@@ -151,7 +151,7 @@ class _Run:
                 generator = self._append(generator, thread, count)
                 with self._lock:
                     self.done += count
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+        except BaseException as error:  # noqa: BLE001 - `in_threads` raises it in the main thread
             self._end(error)
         finally:
             connections.close_all()

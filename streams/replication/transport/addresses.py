@@ -1,6 +1,6 @@
-"""Addresses to listen on and to follow, parsed from text, and listening sockets.
+"""Parsing of addresses and Redis URLs, and the opening of listening sockets.
 
-A port without TLS has neither encryption nor passwords. `refuse_open_network` therefore restricts its addresses.
+A port without TLS has neither encryption nor passwords. `refuse_open_network` therefore restricts where it may listen.
 Errors never contain a password.
 """
 

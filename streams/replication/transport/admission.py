@@ -45,7 +45,7 @@ class AdmissionOwner(Protocol):
         """Transfers the place to the protocol above, just before its ``connection_made``."""
 
     def left(self, gate: Admission) -> None:
-        """Releases the place of a connection that ended during admission, or later with TLS."""
+        """Releases the place of a connection that ended during admission. Has no effect after `passed`."""
 
     def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
         """Counts and logs a refusal."""
@@ -94,6 +94,8 @@ class Admission(asyncio.Protocol):
             self._set_timer(self._keeper.handshake_limit_seconds, self._time_out)
 
     def data_received(self, data: bytes) -> None:
+        # One read may contain the end of the handshake and the first application data. So the states are checked in order,
+        # and the call may pass through several of them.
         if self._state is _State.FIRST_BYTE:
             self._look_at_first_byte(data)
         elif self._state is not _State.REFUSED:
@@ -170,7 +172,7 @@ class Admission(asyncio.Protocol):
         self._state = _State.HANDED_OVER
         self._raw.set_protocol(self._above)
         self._above.connection_made(self._raw)
-        if data:
+        if data:  # the read that contained the first byte
             self._above.data_received(data)
 
     def _time_out(self) -> None:
@@ -214,7 +216,7 @@ class Admission(asyncio.Protocol):
             except ssl.SSLWantReadError:
                 self._flush()
                 return
-            except ssl.SSLZeroReturnError:
+            except ssl.SSLZeroReturnError:  # close_notify: the client ended TLS in order
                 data = b""
             except ssl.SSLError:
                 self._flush()

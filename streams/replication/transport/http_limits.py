@@ -101,6 +101,7 @@ class HttpLimits:
     def __init__(self, bounds: HttpBounds) -> None:
         self.refused: Counter[str] = Counter()
         self.bounds = bounds
+        #: Dictionaries as ordered sets, which find and remove a member in constant time.
         self._connections: dict[_Counted, None] = {}
         self._of_address: dict[str, dict[_Counted, None]] = {}
         self._logged: dict[str, float] = {}
@@ -258,7 +259,7 @@ class _Counted(ProtocolWrapper):
         """Records the phase of the connection and the time at which it began. Called by the channel."""
         self._phase, self.since = phase, time.monotonic()
         if phase in (_Phase.IDLE, _Phase.ANSWER):
-            self._body_bytes = 0
+            self._body_bytes = 0  # the application has consumed the body
 
     @property
     def is_idle(self) -> bool:
@@ -297,7 +298,7 @@ class _Counted(ProtocolWrapper):
             self._output = SharedOutput(self.transport)
         if not self._is_cut:
             self._output.write(data)
-            # A WebSocket never waits for its client: new messages keep coming, and unread ones would fill the memory.
+            # New messages arrive whether or not the client reads. Without this check, unread ones would fill the memory.
             self._cut_when_slow(self._output)
 
     def writeSequence(self, data: Any) -> None:
@@ -312,10 +313,11 @@ class _Counted(ProtocolWrapper):
             return
         bounds, waiting = self._limits.bounds, _waiting_bytes(self.transport)
         allowed = {_Phase.HEAD: bounds.head_seconds, _Phase.BODY: bounds.body_seconds}.get(self._phase)
-        if self._is_ending:
+        if self._is_ending:  # since the last call the client had time to take the answer 408
             self.cut()
         elif allowed is not None and now > self.since + allowed:
             self._time_out(waiting)
+        # While nothing waits for the client, the measured time starts again at every call.
         elif not waiting or now > self._progress_at + bounds.stall_seconds:
             # Bytes in the kernel's send buffer are not taken either: see `_kernel_bytes`.
             taken = self._written - waiting - _kernel_bytes(self.transport)
@@ -336,6 +338,7 @@ class _Counted(ProtocolWrapper):
         if self._phase is _Phase.ANSWER or _waiting_bytes(self.transport):
             self.cut()
             return
+        # The place is free at once, not only in `connectionLost`: the new connection needs it now.
         self._limits.leave(self)
         super().write(_TOO_MANY)
         self.loseConnection()

@@ -33,6 +33,7 @@ class TcpPlaces:
         self._share = of_address
         self._address_of: dict[Guest, str] = {}
         self._number_of: Counter[str] = Counter()
+        #: Unknown connections by address, each address's oldest first.
         self._unknown: dict[str, dict[Guest, None]] = {}
 
     def __len__(self) -> int:
@@ -83,6 +84,7 @@ class TcpPlaces:
         oldest = next(iter(guests), None) if guests else None
         if oldest is None:
             return False
+        # Released here, because the loss of the aborted connection is reported only later, and the place is needed now.
         self.leave(oldest)
         oldest.abort()
         return True

@@ -86,6 +86,7 @@ class TcpConnection(asyncio.Protocol):
         if self._can_write and not self._output and self._transport is not None:
             self._transport.write(data)
             return
+        # Kept as a reference: the transport would copy the piece for each of the connections that share it.
         self._output.append(data)
         self._output_bytes += len(data)
 
@@ -193,7 +194,10 @@ class TcpConnection(asyncio.Protocol):
         return message
 
     def handle_reply(self, message: Message) -> None:
-        """Executes an ASGI message of the application. Raises `ValueError` for an unknown type. Called by daphne as well."""
+        """Executes an ASGI message of the application. Raises `ValueError` for an unknown type.
+
+        Called by `AsgiServer` and by daphne.
+        """
         kind = message["type"]
         if kind == "tcp.accept":
             self._accepted = True
@@ -303,7 +307,7 @@ class AsgiServer(DaphneServer):
         return self._places.enter(gate, host)
 
     def left(self, gate: Admission) -> None:
-        """Releases the place of a connection that ended during admission, or later with TLS."""
+        """Releases the place of a connection that ended during admission. Has no effect after `passed`."""
         self._places.leave(gate)
 
     def passed(self, gate: Admission, above: asyncio.Protocol) -> None:

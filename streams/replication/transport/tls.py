@@ -104,6 +104,7 @@ class Certificates:
                 )
         self._files = files
         self._looked_at = time.monotonic()
+        # Stamps are taken before the files are read. A file that changes in between has another stamp at the next check.
         self._stamps = self._stamp()
         self._context = server_context(files)
 
@@ -122,6 +123,8 @@ class Certificates:
         stamps = self._stamp()
         if stamps == self._stamps:
             return
+        # Stored even if loading fails. Example: the certificate is replaced, its key a second later. Loading the unequal pair
+        # fails once; the key's new stamp then causes another attempt.
         self._stamps = stamps
         try:
             self._context = server_context(self._files)

@@ -19,7 +19,10 @@ PIECE_BYTES = 32 * 1024
 
 
 class SharedOutput:
-    """An output queue of one transport, in order. The transport requests more when it has sent its part (a *pull producer*)."""
+    """A queue of output for one transport.
+
+    It is a *pull producer*: the transport requests each part after it has sent the last one.
+    """
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
@@ -60,7 +63,10 @@ class SharedOutput:
 
 
 class PreparedTexts:
-    """A cache of the last few messages as WebSocket frames. A message to many clients is framed once, and all share its bytes."""
+    """A cache of the last few messages as WebSocket frames.
+
+    A message to many clients is framed once, and all of them share its bytes.
+    """
 
     def __init__(self, kept: int = 4) -> None:
         self._frames: BoundedDict[str | bytes, Any] = BoundedDict(kept)
