@@ -259,7 +259,7 @@ class _Counted(ProtocolWrapper):
         """Records the phase of the connection and the time at which it began. Called by the channel."""
         self._phase, self.since = phase, time.monotonic()
         if phase in (_Phase.IDLE, _Phase.ANSWER):
-            self._body_bytes = 0  # the application has consumed the body
+            self._body_bytes = 0  # the request is done, and its body is no longer kept
 
     @property
     def is_idle(self) -> bool:
