@@ -1,8 +1,8 @@
-"""The cluster's metrics, filled from the snapshot at scrape time, and the answer to a scrape.
+"""The page ``/metrics``: the cluster's metrics, made from the site snapshot when it is scraped, and those of processes.
 
-Positions and lag come from the database, so ``/metrics`` of any process shows the whole cluster, and several processes
-cannot disagree. What processes count themselves stands beside it (``process``). While the database is away the answer
-still comes, with ``replsite_snapshot_up 0`` and nothing that would be old.
+Positions and lag come from the database. ``/metrics`` of any process therefore shows the whole cluster, and processes
+cannot contradict each other. The page also has the counters of processes (`process`). While the database is away, the
+answer still arrives: it has ``replsite_snapshot_up 0`` and no outdated figures.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ log = get_logger(__name__)
 
 
 def families(snapshot: Snapshot, *, synapse_names: bool, server_name: str, seconds: float = 0.0) -> Iterator[Metric]:
-    """The snapshot, which took so many seconds, as metric families."""
+    """Yields the snapshot's metric families. ``seconds`` is the time that the snapshot took, itself a metric."""
     return filled((*OWN, *SYNAPSE) if synapse_names else OWN, Scrape(snapshot, server_name, seconds))
 
 
 class SnapshotCollector(Collector):
-    """Gives the snapshot's metrics to one scrape."""
+    """The collector of the snapshot's metrics."""
 
     def __init__(self, get: Callable[[], Snapshot] = SHARED.get) -> None:
         self._get = get
         self._is_away = False
 
     def describe(self) -> Iterator[Metric]:
-        """The names, so that registering the collector does not ask the database."""
+        """Yields all families without samples, so that registration does not read the database."""
         return (name.family() for name in (*OWN, *SYNAPSE))
 
     def collect(self) -> Iterator[Metric]:
-        """Read the shared snapshot; without a database only the news that it is away."""
+        """Yields the families of the shared snapshot. Without a database, yields only ``replsite_snapshot_up 0``."""
         started = time.monotonic()
         try:
             snapshot = self._get()
@@ -66,7 +66,7 @@ class SnapshotCollector(Collector):
         yield from families(snapshot, synapse_names=synapse_names_are_wanted(), server_name=server_name, seconds=took)
 
     def _note(self, error: str) -> None:
-        """One line when it goes, one when it is back: scrapes come all the time."""
+        """Logs one line when the database goes away and one when it is back. Scrapes in between log nothing."""
         if error and not self._is_away:
             log.warning("metrics.no_snapshot", error=error)
         elif self._is_away and not error:
@@ -78,7 +78,8 @@ _IN_TIME = Deadline(SHARED.get, float(getattr(settings, "REPLSITE_HEALTH_SECONDS
 
 
 def _get_in_time() -> Snapshot:
-    """The shared snapshot; a database that hangs is as good as away, so that no scrape hangs with it."""
+    """Returns the shared snapshot. Raises `OperationalError` if the database does not answer in time."""
+    # A database that hangs counts as away; otherwise every scrape would hang with it.
     try:
         return _IN_TIME.ask()
     except NoAnswer as error:
@@ -97,6 +98,7 @@ _SHARED_PAGE = SharedRendering(_render)
 
 
 def metrics_view(request: HttpRequest) -> HttpResponse:
-    """``/metrics``: the cluster from the snapshot, then what Django and processes count."""
+    """Answers ``/metrics``: the cluster's metrics, then those of Django and of processes."""
+    # The request's arrival, before it waited for a place: see `SharedRendering.get`.
     came = getattr(request, "scope", {}).get(CAME) or time.monotonic()
     return HttpResponse(_SHARED_PAGE.get(came), content_type=CONTENT_TYPE_LATEST)

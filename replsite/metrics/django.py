@@ -1,4 +1,4 @@
-"""Django's own request metrics with a bounded number of labels: a client may call its method whatever it likes."""
+"""Django's own request metrics with a bounded number of labels. A client may send any text as its HTTP method."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["BoundedRequestMetrics"]
 
 
 class BoundedRequestMetrics(PrometheusAfterMiddleware):
-    """In place of ``PrometheusAfterMiddleware``, which takes methods as they come for the latency by view and method."""
+    """A replacement of ``PrometheusAfterMiddleware``, which uses any method as a label of the latency by view and method."""
 
     def label_metric(self, metric: Any, request: HttpRequest, response: Any = None, **labels: Any) -> Any:
-        """The metric for these labels."""
+        """Returns the metric for these labels, with an unknown method replaced by django-prometheus's catch-all."""
         if "method" in labels:
             labels["method"] = self._method(request)
         return super().label_metric(metric, request, response, **labels)

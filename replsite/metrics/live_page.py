@@ -1,4 +1,4 @@
-"""Why WebSockets of the live page were closed, and how often, in this process; for the metrics."""
+"""Counts of closed WebSockets of the live page in this process, by reason. Source of ``replsite_live_closed_total``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Closing", "closed"]
 
 
 class Closing(IntEnum):
-    """The codes that a WebSocket is closed with."""
+    """The codes with which the server closes a WebSocket of the live page."""
 
     FAILED = 1011
     NOT_UNDERSTOOD = 4400
@@ -19,7 +19,7 @@ class Closing(IntEnum):
 
     @property
     def label(self) -> str:
-        """The reason in words."""
+        """Returns the reason in words, as used in the metric."""
         return _LABELS[self]
 
 

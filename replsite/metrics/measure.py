@@ -1,4 +1,4 @@
-"""A metric as one entry of a table: its name, labels and help text, where its samples come from, and Synapse's names for it."""
+"""Classes of the table of metrics: `Measure`, a metric with the source of its samples, and `Alias`, its name in Synapse."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from prometheus_client.metrics import MetricWrapperBase
 __all__ = ["Alias", "Measure", "Row", "counted_by_library", "filled", "metric"]
 
 Row = tuple[Any, ...]
-"""A value, then the values of the labels. The value None: there is no sample; a time: seconds since the epoch."""
+"""A value, then the labels' values. A value of null means no sample. A time is exported as seconds since the epoch (1970)."""
 Scraped = TypeVar("Scraped")
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """The name of Synapse for a metric: ``labels`` by their names there; those left out are summed over."""
+    """A metric's name in Synapse. ``labels`` maps our label names to Synapse's. Labels that are left out are summed over."""
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
     where: Mapping[str, str] = field(default_factory=dict)
-    """Only samples with these labels."""
+    """Only samples with these labels are used."""
     fixed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Further labels there: name -> our ``origin`` -> value."""
+    """Additional labels of Synapse: name -> value of our label ``origin`` -> value."""
 
     def of(self, family: Metric, server_name: str) -> Metric:
-        """Returns the family under the other name."""
+        """Returns the family under Synapse's name, with the label ``server_name``."""
         found = Metric(self.name, family.documentation, family.type)
         sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for sample in family.samples:
@@ -55,7 +55,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Measure(Generic[Scraped]):
-    """A metric: ``name`` is without ``_total``; ``rows`` makes its rows of what a scrape has read."""
+    """One metric. ``name`` has no suffix ``_total``. ``rows`` makes its rows from a scrape."""
 
     name: str
     labels: tuple[str, ...]
@@ -64,11 +64,11 @@ class Measure(Generic[Scraped]):
     rows: Callable[[Scraped], Iterable[Row]]
     synapse: tuple[Alias, ...] = ()
     stands_for: str = ""
-    """Our name beside which one of Synapse's stands that counts otherwise."""
+    """For a metric of Synapse that counts differently: the name of our own metric in its place."""
 
     @property
     def exported(self) -> str:
-        """The name that queries use; of a histogram, without what follows it."""
+        """Returns the name that queries use. A histogram's is without its suffixes, such as ``_bucket``."""
         return self.name + self._suffix
 
     @property
@@ -76,12 +76,12 @@ class Measure(Generic[Scraped]):
         return "_total" if self.type == "counter" else ""
 
     def names_of_synapse(self) -> Iterator[tuple[Alias, str, tuple[str, ...]]]:
-        """Each alias, its name as queries use it, and its labels."""
+        """Yields each alias with its name as queries use it and its labels."""
         for alias in self.synapse:
             yield alias, alias.name + self._suffix, (*alias.labels.values(), *alias.fixed, "server_name")
 
     def family(self, rows: Iterable[Row] = ()) -> Metric:
-        """Returns the family with these samples."""
+        """Returns the family with these rows as samples. Rows whose value is null are left out."""
         kind = CounterMetricFamily if self.type == "counter" else GaugeMetricFamily
         found = kind(self.name, self.help, labels=self.labels)
         for value, *labels in rows:
@@ -93,7 +93,11 @@ class Measure(Generic[Scraped]):
 def metric(
     shown: str, text: str, rows: Callable[[Scraped], Iterable[Row]], *synapse: Alias, stands_for: str = ""
 ) -> Measure[Scraped]:
-    """Returns the entry of a gauge, or of a counter: ``shown`` is its name as queries use it, with ``{labels}``."""
+    """Returns a counter if the name in ``shown`` ends with ``_total``, else a gauge.
+
+    ``shown`` is the name as queries use it, with labels: ``name{label,label}``. ``stands_for`` is the name of our own metric
+    if this is one of Synapse's that counts differently.
+    """
     name, _, labels = shown.rstrip("}").partition("{")
     kind = "counter" if name.endswith("_total") else "gauge"
     split = tuple(labels.split(",")) if labels else ()
@@ -101,12 +105,12 @@ def metric(
 
 
 def counted_by_library(made: MetricWrapperBase, *synapse: Alias) -> Measure[Any]:
-    """Returns the entry of a metric that prometheus_client counts, and exports, itself."""
-    inner: Any = made  # the library tells these by describe() only in part
+    """Returns the entry of a metric that prometheus_client counts and exports itself. It has no rows."""
+    inner: Any = made  # describe() of the library gives these only in part
     kind = "histogram" if isinstance(made, Histogram) else "counter" if isinstance(made, Counter) else "gauge"
     return Measure(inner._name, tuple(inner._labelnames), inner._documentation, kind, lambda _: (), synapse)
 
 
 def filled(table: Iterable[Measure[Scraped]], scraped: Scraped) -> Iterator[Metric]:
-    """Returns the families of a table that have samples."""
+    """Returns the families of a table, without those that have no samples."""
     return (family for one in table if (family := one.family(one.rows(scraped))).samples)

@@ -1,8 +1,8 @@
-"""The server of one port of ``REPLSITE_METRICS_PORTS``: what a process counts itself, told by HTTP while it does its work.
+"""The HTTP server of one of ``REPLSITE_METRICS_PORTS``, which serves the process's own metrics.
 
-Runs in a thread of its own with an event loop, so that clients cost no threads; pages are made in one more thread. Each client
-has one request with a time limit as a whole. When too many are there, the one that has waited longest with half a request gives
-way. Nobody is asked who they are: it listens on loopback unless the settings say otherwise.
+It runs on an event loop in a thread of its own, so that clients cost no threads. Pages are rendered in one further thread.
+A client may make one request, with a limit for its time. At the limit of clients, the oldest one that has not sent a
+complete request is cut. There is no authentication: the port listens on loopback unless the settings name another host.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from streams.replication.transport.addresses import Address, bind
 
 __all__ = ["MetricsPort"]
 
-#: From the connection to the end of the head; and from the answer's first byte to its last.
+#: The limit from the connection to the end of the request's head, and again from the answer's first byte to its last.
 REQUEST_SECONDS = 10.0
 MOST_CLIENTS = 200
 HEAD_BYTES = 16 * 1024
 
 
 class MetricsPort:
-    """Binds at once: raises `PortTaken` or `BadAddress`."""
+    """A metrics port. The constructor binds it and raises `PortTaken` or `BadAddress`."""
 
     def __init__(self, address: Address, render: Callable[[], bytes]) -> None:
         self._socket, self.address = bind(address)
         self._page = SharedRendering(render)
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="replsite-metrics-page")
-        #: Clients whose request has not come, the oldest first; and all.
+        #: Tasks of clients that have not sent a complete request, the oldest first.
         self._waiting: dict[asyncio.Task[None], None] = {}
         self._clients = 0
 
     def start(self) -> None:
-        """Serve in a thread, as long as the process lives."""
+        """Starts serving in a daemon thread, until the process ends."""
         threading.Thread(target=asyncio.run, args=(self._serve(),), name="replsite-metrics-port", daemon=True).start()
 
     async def _serve(self) -> None:
@@ -61,7 +61,7 @@ class MetricsPort:
         finally:
             self._waiting.pop(task, None)
             self._clients -= 1
-            writer.transport.abort()
+            writer.transport.abort()  # also ends a client that was cancelled or timed out
 
     def _has_room(self) -> bool:
         if self._clients < MOST_CLIENTS:
@@ -69,6 +69,7 @@ class MetricsPort:
         oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
+        # Removed at once, so that the next new client cancels another one. Until the task has ended it still counts.
         del self._waiting[oldest]
         oldest.cancel()
         return True
@@ -85,7 +86,7 @@ class MetricsPort:
             asked = time.monotonic()
             body = await asyncio.get_running_loop().run_in_executor(self._renderer, self._page.get, asked)
             status = b"200 OK"
-        writer.transport.set_write_buffer_limits(0)  # so that drain waits until all has gone
+        writer.transport.set_write_buffer_limits(0)  # makes drain() wait until all bytes have been sent
         writer.write(
             b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n\r\n"
             % (status, CONTENT_TYPE_LATEST.encode(), len(body))
@@ -95,5 +96,6 @@ class MetricsPort:
         async with asyncio.timeout(REQUEST_SECONDS):
             await writer.drain()
             writer.write_eof()
-            while await reader.read(HEAD_BYTES):  # the client ends it: an abort would destroy what is under way
+            # The client closes first: the abort that follows would discard bytes that it has not received yet.
+            while await reader.read(HEAD_BYTES):
                 pass

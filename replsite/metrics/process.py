@@ -1,13 +1,13 @@
-"""What this process counts itself: delays of readers, stored events, caches, waits; and Django's own ``django_*``.
+"""Metrics that a process counts itself: readers' delays, stored events, caches, waits, and Django's ``django_*``.
 
-Three ways to have them right with several processes, told in ``docs/how-to/monitor-with-prometheus.md``:
+With several processes there are three ways to export them. ``docs/how-to/monitor-with-prometheus.md`` compares them:
 
-- one process, or one whose address the scrape names: they stand on ``/metrics`` beside the cluster's;
-- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for them (a command that does one thing and is gone
-  has none), and ``/metrics`` shows the cluster alone, which is
-  the same from any process;
-- ``PROMETHEUS_MULTIPROC_DIR``: processes of one host write them to files there, and ``/metrics`` of any of them shows the sums.
-  What is kept in plain counters (``_PLAIN``) is written along every second, and at the end.
+- Default: they are on ``/metrics`` beside the cluster's metrics. This fits a single process, or scrapes that address each
+  process.
+- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for them; a command that does one thing and ends
+  has none. ``/metrics`` then has only the cluster's metrics, the same from any process.
+- ``PROMETHEUS_MULTIPROC_DIR``: the processes of a host write them to files in this folder. ``/metrics`` of any of them shows
+  the sums. Plain counters (``_PLAIN``) are copied to the file every second and at exit.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ FLUSH_SECONDS = 1.0
 
 
 class ProcessCollector(Collector):
-    """Gives the plain counters of this process to one scrape."""
+    """The collector of this process's plain counters."""
 
     def describe(self) -> Iterator[Metric]:
-        """The names."""
+        """Yields the families without samples."""
         return (one.family() for one in PLAIN)
 
     def collect(self) -> Iterator[Metric]:
-        """The figures as they are now."""
+        """Yields the families with their present values."""
         return filled(PLAIN, ProcessScrape())
 
 
@@ -58,7 +58,7 @@ _PLAIN = ProcessCollector()
 
 
 class PlainFigures:
-    """Plain counters of this process as values that ``MultiProcessCollector`` finds in its file."""
+    """A copy of the plain counters as prometheus_client values, which `MultiProcessCollector` finds in the process's file."""
 
     def __init__(self, collector: Collector = _PLAIN) -> None:
         self._collector = collector
@@ -68,8 +68,10 @@ class PlainFigures:
         self._process = os.getpid()
 
     def flush(self) -> None:
-        """Write what has changed. After a fork the child's counters go on from the parent's, which tells its own."""
+        """Writes the values that have changed since the last flush."""
         with self._lock:
+            # After a fork the child's counters start at the parent's values. The parent reports these itself, so the child
+            # takes them as already reported and writes only what it adds.
             if self._process != os.getpid():
                 self._process = os.getpid()
                 self._told = dict(self._now())
@@ -104,7 +106,7 @@ class PlainFigures:
 
 
 class _AllProcesses(Collector):
-    """Those of this host that write to the folder; gauges of processes that are gone are dropped."""
+    """The collector of all processes of this host that write to the folder. Gauges of ended processes are dropped."""
 
     def describe(self) -> Iterable[Metric]:
         return ()
@@ -121,7 +123,7 @@ _FIGURES = PlainFigures()
 
 
 def folder_of_processes() -> str:
-    """Where processes write; empty when that is not wanted."""
+    """Returns ``PROMETHEUS_MULTIPROC_DIR``, or an empty text if it is not set."""
     return os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
 
 
@@ -136,12 +138,12 @@ def _lives(process: int) -> bool:
     try:
         os.kill(process, 0)
     except OSError as error:
-        return error.errno == errno.EPERM
+        return error.errno == errno.EPERM  # it exists and belongs to another user
     return True
 
 
 def registries() -> list[CollectorRegistry]:
-    """What ``/metrics`` shows beside the cluster; nothing when processes have ports of their own."""
+    """Returns the registries that ``/metrics`` shows beside the cluster's. Empty if processes have ports of their own."""
     if folder_of_processes():
         return [_OF_ALL]
     return [] if _ports() else [_OF_THIS]
@@ -150,9 +152,12 @@ def registries() -> list[CollectorRegistry]:
 _has_begun = _has_listened = False
 
 
-# --- a process that begins ----------------------------------------------------------------------------------------------
+# --- start of a process -------------------------------------------------------------------------------------------------
 def begin() -> None:
-    """Called when Django is ready: count, and write it to files if the settings say so. Once, however often apps are loaded."""
+    """Starts counting, and writing to files if ``PROMETHEUS_MULTIPROC_DIR`` is set. Repeated calls do nothing.
+
+    Called when Django is ready, which may happen more than once in a process.
+    """
     global _has_begun  # noqa: PLW0603 - one per process by its nature
     if _has_begun:
         return
@@ -160,13 +165,16 @@ def begin() -> None:
     REGISTRY.register(_PLAIN)
     if folder_of_processes():
         _flush_for_ever()
-        os.register_at_fork(after_in_child=_flush_for_ever)
+        os.register_at_fork(after_in_child=_flush_for_ever)  # threads do not survive a fork
         atexit.register(_FIGURES.flush)
     service_begins.connect(listen, dispatch_uid="replsite.process_metrics")
 
 
 def listen(**_: Any) -> None:
-    """Called where a process begins to serve: show what it counts on a port of its own, if the settings name any. Once."""
+    """Opens a port for this process's metrics if ``REPLSITE_METRICS_PORTS`` names any. Repeated calls do nothing.
+
+    Called when a process begins to serve.
+    """
     global _has_listened  # noqa: PLW0603 - one per process by its nature
     ports = () if folder_of_processes() else _ports()
     if ports and not _has_listened:
@@ -189,7 +197,7 @@ def _flush_for_ever() -> None:
 
 
 def _listen(ports: Sequence[int]) -> None:
-    """On the first port that is free."""
+    """Listens on the first port that can be bound. Logs a warning if there is none."""
     host = getattr(settings, "REPLSITE_METRICS_HOST", "127.0.0.1")
     for port in ports:
         try:

@@ -1,4 +1,4 @@
-"""One rendering of metrics for all scrapes that come before it begins."""
+"""A rendering of metrics that concurrent scrapes share."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from collections.abc import Callable
 
 __all__ = ["SharedRendering"]
 
-#: Between two renderings is so many times what one took, but no longer than this.
+#: The pause after a rendering, as a multiple of its duration, and the longest pause.
 REST_FACTOR, LONGEST_REST_SECONDS = 3.0, 0.9
 
 
 class SharedRendering:
-    """One rendering for all scrapes that come before it begins.
+    """A page that is rendered once for all requests that arrive before the rendering begins.
 
-    A page that is given is never older than the question: of several processes that show the same sums none would seem to fall.
-    Rendering takes the interpreter for itself, so the next one begins when three times as long has passed: however many
-    scrape, it takes no more than a quarter of a core.
+    A page is never older than its request. Otherwise, of several processes that show the same sums, one could show a sum
+    that falls. Rendering holds the interpreter. The next one therefore begins after a pause of `REST_FACTOR` times its
+    duration, at most `LONGEST_REST_SECONDS`. Up to that limit it takes no more than a quarter of a core, however many
+    clients scrape.
     """
 
     def __init__(self, render: Callable[[], bytes]) -> None:
@@ -28,11 +29,12 @@ class SharedRendering:
         self._begun = self._next = -math.inf
 
     def get(self, asked: float) -> bytes:
-        """Returns a page that was begun after ``asked``; waits for the one that is being made, and for its own.
+        """Returns a page whose rendering began after ``asked``, the request's arrival in ``time.monotonic()`` seconds.
 
-        ``asked`` is when the question came, not when its turn did. Otherwise of 400 scrapes at once, four at a time, each four
-        would make a page of their own, and the last ones give up.
+        Blocks while a page is rendered, and during the pause before the next one.
         """
+        # `asked` is the request's arrival, not the time at which a thread serves it. Example: 400 scrapes arrive at once, and
+        # four run at a time. By the later time each four would need a page of their own, and the last would time out.
         with self._lock:
             if self._begun < asked:
                 time.sleep(max(self._next - time.monotonic(), 0.0))

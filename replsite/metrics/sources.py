@@ -1,7 +1,7 @@
-"""Where the samples of metrics come from: a snapshot, and what this process counts.
+"""Functions that compute the samples of metrics, from a snapshot or from counters of this process.
 
-Names that peers choose are unbounded, so only plain ones and at most ``MOST_LABELS`` of them become labels; the rest is
-``other``. Readers that share a label are shown as the worst of them.
+Clients choose their own names, so the number of names is unbounded. Only plain names become labels, at most
+``MOST_LABELS`` of them; the rest is ``other``. Readers that share a label are shown as the worst of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streams.waiting import wait
 
 # --- the cluster --------------------------------------------------------------------------------------------------------
 class Scrape:
-    """A snapshot, and what several metrics need of it. What there may be none of is a list of none or one."""
+    """A snapshot with parts of it that several metrics need. An optional part is a list with no or one element."""
 
     def __init__(self, snapshot: Snapshot, server_name: str, seconds: float) -> None:
         self.snapshot, self.server_name, self.seconds = snapshot, server_name, seconds
@@ -45,13 +45,13 @@ class Scrape:
             for reader in readers:
                 for view in reader.streams:
                     followed.setdefault((label, view.stream), []).append(view)
-        #: ((label, stream), what readers of that label have of it).
+        #: ((label, stream), the views of the readers with that label on that stream).
         self.followed = followed.items()
         self.on_events = [(at[0], views) for at, views in self.followed if self.events and at[1] == "events"]
 
 
 def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
-    """Returns open readers under a bounded set of labels, of many names always the same ones."""
+    """Returns open readers by label. They are sorted by name first, so that the same names always get the bounded labels."""
     found: dict[str, list[ReaderView]] = {}
     for reader in sorted(readers, key=lambda reader: reader.name):
         if reader.closed_at is None:
@@ -60,7 +60,7 @@ def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
 
 
 def completed(scrape: Scrape) -> Iterator[Row]:
-    """Yields facts by what became of them."""
+    """Yields numbers of facts by writer and outcome: written, rolled back or resolved."""
     for at, writer in scrape.writers:
         yield writer.facts_written, *at, "written"
         yield writer.facts_rolled_back, *at, "rolled_back"
@@ -68,18 +68,18 @@ def completed(scrape: Scrape) -> Iterator[Row]:
 
 
 def writer_status(scrape: Scrape) -> Iterator[Row]:
-    """Returns a row for each word."""
+    """Returns a row for each writer and status word: true for the word that applies."""
     return ((word == writer.status.word, *at, word) for at, writer in scrape.writers for word in WriterWord)
 
 
 def heartbeats(scrape: Scrape) -> Iterator[Row]:
-    """Returns the last one of each writer."""
+    """Returns the last heartbeat of each writer's process. Writers without one are left out."""
     beats = {writer.writer: writer.heartbeat_at for _, writer in scrape.writers if writer.heartbeat_at is not None}
     return ((at, writer) for writer, at in sorted(beats.items()))
 
 
 def reader_positions(scrape: Scrape) -> Iterator[Row]:
-    """Yields the lowest for each writer."""
+    """Yields, for each label, stream and writer, the lowest position of the readers with that label."""
     for at, views in scrape.followed:
         positions: dict[str, int] = {}
         for writer, position in (pair for view in views for pair in view.positions.items()):
@@ -88,32 +88,35 @@ def reader_positions(scrape: Scrape) -> Iterator[Row]:
 
 
 def reader_status(scrape: Scrape) -> Iterator[Row]:
-    """Returns a row for each word."""
+    """Returns a row for each label, stream and status word: true for the worst word of the readers with that label."""
     for at, views in scrape.followed:
         status = max(views, key=lambda view: view.status.severity).status.word
         yield from ((word == status, *at, word) for word in ReaderWord)
 
 
 def lag_seconds(views: Sequence[ReaderStreamView]) -> float:
-    """Returns the lag of the worst of these readers."""
+    """Returns the largest lag of these readers, in seconds."""
     return max(view.lag_seconds for view in views)
 
 
 def connections(scrape: Scrape) -> list[Row]:
-    """Returns how many are open, by direction."""
+    """Returns the numbers of open replication connections: inbound to our servers, outbound of our followers."""
     kinds = [reader.kind for reader in scrape.snapshot.readers if reader.closed_at is None and reader.runs]
     return [(kinds.count("connection"), "inbound"), (kinds.count("follower"), "outbound")]
 
 
 def kernel_buffers(scrape: Scrape) -> Iterator[Row]:
-    """Yields bytes in the system's buffers of connections."""
+    """Yields, for each label, the bytes in the kernel's send and receive buffers of its connections."""
     for label, served in scrape.served:
         yield sum(reader.waiting.kernel_send_bytes for reader in served), label, "send"
         yield sum(reader.waiting.kernel_read_bytes for reader in served), label, "read"
 
 
 def queued(scrape: Scrape) -> Iterator[Row]:
-    """Returns rows that followers have not handled, by stream; 0 for a stream that is followed."""
+    """Returns, for each stream, the rows that our followers have received and not handled.
+
+    A followed stream without such rows has 0.
+    """
     found: Counter[str] = Counter()
     for reader in (one for readers in scrape.readers.values() for one in readers if one.kind == "follower"):
         found.update({view.stream: 0 for view in reader.streams})
@@ -122,7 +125,7 @@ def queued(scrape: Scrape) -> Iterator[Row]:
 
 
 def of_peers(counted: dict[str, int]) -> Iterator[Row]:
-    """Splits counts of ``COMMAND name`` into both, under a bounded set of names."""
+    """Splits keys ``COMMAND name`` of counts into labels for command and name. The number of names is bounded."""
     found: Counter[tuple[str, str]] = Counter()
     known: set[str] = set()
     for what, total in sorted(counted.items()):
@@ -135,7 +138,7 @@ def of_peers(counted: dict[str, int]) -> Iterator[Row]:
 
 
 def worker_users(scrape: Scrape) -> Iterator[Row]:
-    """Returns the sum for each label."""
+    """Returns the number of syncing users for each worker's label."""
     users: dict[str, int] = {}
     for one in scrape.workers.syncing:
         label = plain_label(one.name, users)
@@ -144,7 +147,7 @@ def worker_users(scrape: Scrape) -> Iterator[Row]:
 
 
 def acknowledged(scrape: Scrape) -> Iterator[Row]:
-    """Returns the lowest token for each label."""
+    """Returns, for each label, the lowest token that its federation senders have acknowledged."""
     tokens: dict[str, int] = {}
     for one in scrape.workers.acknowledged:
         label = plain_label(one.instance, tokens)
@@ -153,13 +156,13 @@ def acknowledged(scrape: Scrape) -> Iterator[Row]:
 
 
 def jobs_by_status(scrape: Scrape) -> Iterator[Row]:
-    """Returns a row for each word."""
+    """Returns the number of jobs for each status word, 0 included."""
     words = [str(job.status.word) for job in scrape.jobs.jobs]
     return ((words.count(word), word) for word in JobWord)
 
 
 def job_progress(scrape: Scrape) -> Iterator[Row]:
-    """Returns the least share of the jobs of each kind."""
+    """Returns, for each kind, the least share (0 to 1) of its running jobs. Jobs without a known total are left out."""
     shares: dict[str, float] = {}
     for job in scrape.jobs.jobs:
         if job.status.word == JobWord.RUNNING and job.total:
@@ -169,12 +172,15 @@ def job_progress(scrape: Scrape) -> Iterator[Row]:
 
 
 def job_periods(_: Any) -> Iterator[Row]:
-    """Returns the periods that the settings name."""
+    """Returns the period of each kind in ``REPLSITE_JOB_PERIODS``, in seconds."""
     return ((float(seconds), job) for job, seconds in getattr(settings, "REPLSITE_JOB_PERIODS", {}).items())
 
 
 def linear_positions(scrape: Scrape) -> Iterator[Row]:
-    """Returns positions of streams by name and by the server that they are of: some are recorded from another one."""
+    """Returns the linear position of each stream, labelled with stream and server.
+
+    A stream recorded from another server has that server's name.
+    """
     found: dict[tuple[str, str], int] = {}
     for stream in scrape.streams:
         name = stream.name.partition("/")[2] if stream.recorded_from else stream.name
@@ -183,7 +189,10 @@ def linear_positions(scrape: Scrape) -> Iterator[Row]:
 
 
 def read_upto(scrape: Scrape) -> Iterator[Row]:
-    """Yields milliseconds since the epoch up to which readers of the stream ``events`` have read."""
+    """Yields the time up to which readers of ``events`` have read, in milliseconds since the epoch (1970).
+
+    A reader without lag has read up to the time of the last fact, or of the snapshot if there is no fact.
+    """
     as_of = scrape.snapshot.as_of.timestamp()
     for label, views in scrape.on_events:
         lag, last = lag_seconds(views), scrape.events[0].last_fact_at
@@ -192,7 +201,7 @@ def read_upto(scrape: Scrape) -> Iterator[Row]:
 
 
 def background_status(scrape: Scrape) -> int:
-    """Returns 3: nothing is left to do; 2: a job is at work or waits; -1: the last one of a kind failed."""
+    """Returns 2 if a job runs or waits, else -1 if the last job of a kind failed, else 3."""
     if any(job.status.word in (JobWord.RUNNING, JobWord.QUEUED, JobWord.WAITING) for job in scrape.jobs.jobs):
         return 2
     failed = any(
@@ -204,11 +213,11 @@ def background_status(scrape: Scrape) -> int:
 
 # --- this process -------------------------------------------------------------------------------------------------------
 class ProcessScrape:
-    """What this process counts."""
+    """The counters of this process at one moment."""
 
     def __init__(self) -> None:
         figures = notifier.figures()
-        #: None where nothing was asked of the hot caches yet, else one.
+        #: Empty while the notifier has not been used in this process, else one element.
         self.hot: list[NotifierFigures] = [] if figures is None else [figures]
         self.caches = sorted(stores.items())
         self.timed_out, self.closed = sorted(wait.timed_out.items()), sorted(closed.items())
@@ -216,7 +225,7 @@ class ProcessScrape:
 
 
 def cache_lookups(scrape: ProcessScrape) -> Iterator[Row]:
-    """Yields calls by result."""
+    """Yields numbers of calls of cached functions by cache and result."""
     for cache, store in scrape.caches:
         yield store.counts.hits, cache, "hit"
         yield store.counts.misses, cache, "miss"

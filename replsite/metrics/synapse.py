@@ -1,7 +1,8 @@
-"""The same figures under the names that dashboards made for Synapse query.
+"""The metrics under the names that dashboards made for Synapse query.
 
-Most are one of our families under another name, with other words for its labels and with ``server_name``, which those
-dashboards filter by: `SynapseNames` adds these to whatever a collector gives. The rest are entries of the table themselves.
+Most of them are families of ours with another name, other label names, and the label ``server_name``, by which those
+dashboards filter. `SynapseNames` adds them to the families of a collector. Metrics that also differ in units or meaning are
+entries of the table `SYNAPSE`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _ALIASES = {one.name: one.synapse for one in (*OWN, *PROCESS)}
 
 
 def synapse_names_are_wanted() -> bool:
-    """The setting; other projects need not have it."""
+    """Returns the setting ``REPLSITE_SYNAPSE_METRIC_NAMES``. True if the project does not have it."""
     return bool(getattr(settings, "REPLSITE_SYNAPSE_METRIC_NAMES", True))
 
 
@@ -31,17 +32,17 @@ class _Gives(Protocol):
 
 
 class SynapseNames(Collector):
-    """What a collector gives, and the same under Synapse's names where they are wanted."""
+    """A collector that adds Synapse's names, if the setting wants them, to the families of another collector."""
 
     def __init__(self, own: _Gives) -> None:
         self._own = own
 
     def describe(self) -> Iterable[Metric]:
-        """So that registering it collects nothing."""
+        """Returns nothing, so that registration collects no metrics."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Ours first."""
+        """Yields each family, followed by its aliases."""
         wanted, server_name = synapse_names_are_wanted(), stream_settings().server_name
         for family in self._own.collect():
             yield family

@@ -1,6 +1,7 @@
-"""All metrics: name and labels as queries use them, help text, where the samples come from, and Synapse's names.
+"""The table of all metrics: name, labels, help text, source of the samples, and Synapse's names.
 
-``docs/reference/metrics.md`` is made of this table. ``OWN`` and ``SYNAPSE`` are of the cluster, ``PROCESS`` of a process.
+``OWN`` and ``SYNAPSE`` are of the cluster, ``PROCESS`` of one process. ``docs/reference/metrics.md`` is generated from this
+table.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _TCP = "synapse_replication_tcp_"
 _WORDS = {"command": "command", "name": "name"}
 _NAME = {"name": "name"}
 _STREAM_NAME = {"stream": "stream_name"}
-#: Other servers are as many as they like, so they do not become labels.
+#: The number of other servers is unbounded, so their names do not become labels.
 _ENTITY = {"local": "*client*", "remote": "*remote*"}
 
 # fmt: off
@@ -151,7 +152,7 @@ OWN: tuple[Measure[Scrape], ...] = (
            lambda s: ((query.applied_at, query.query) for query in s.jobs.queries)),
 )
 
-#: What needs more than another name: other units, or the stream ``events`` alone.
+#: Metrics of Synapse that differ from ours by more than the name: other units, or the stream ``events`` alone.
 SYNAPSE: tuple[Measure[Scrape], ...] = (
     metric("synapse_event_persisted_position{server_name}", "Linear position of the stream events",
            lambda s: ((stream.linear_position, s.server_name) for stream in s.events),
@@ -180,7 +181,7 @@ SYNAPSE: tuple[Measure[Scrape], ...] = (
            lambda s: [(sources.background_status(s), s.server_name)], stands_for="replsite_jobs"),
 )
 
-#: What this process counts in plain counters.
+#: Metrics from plain counters of this process.
 PLAIN: tuple[Measure[ProcessScrape], ...] = (
     metric("replsite_wait_timeouts_total{stream}", "Waits for a position that timed out in this process",
            lambda p: ((n, stream) for stream, n in p.timed_out),
@@ -215,7 +216,7 @@ PLAIN: tuple[Measure[ProcessScrape], ...] = (
     metric("replsite_requests_at_work{lane}", "HTTP requests that this process works on",
            lambda p: ((lane.at_work, lane.name) for lane in p.lanes)),
 )
-#: What prometheus_client counts, and exports, itself.
+#: Metrics that prometheus_client counts and exports itself.
 BY_LIBRARY = (
     counted_by_library(counters.EVENTS, Alias("synapse_storage_events_persisted_events")),
     counted_by_library(

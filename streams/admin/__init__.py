@@ -1,4 +1,8 @@
-"""The engine's tables in the admin, read-only; how they hang together now is on the live page."""
+"""Read-only admin pages of the engine's tables.
+
+The live page shows the same processes and streams with their present status. The fact tables of each stream are
+registered automatically, with `FactAdmin`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ __all__ = ["EpochAdmin", "FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPos
 
 @admin.register(StreamPosition)
 class StreamPositionAdmin(ReadOnlyAdmin):
-    """How far each writer of each stream is."""
+    """The position of each writer of each stream."""
 
     list_display = (
         "stream",
@@ -52,7 +56,7 @@ class StreamPositionAdmin(ReadOnlyAdmin):
 
 @admin.register(StatusChange)
 class StatusChangeAdmin(ReadOnlyAdmin):
-    """When writers and readers became better or worse; the page of history shows them beside the plots."""
+    """The changes of status of writers and readers. The history page shows them beside its plots."""
 
     list_display = ("at", "stream", "writer", "reader", "was", "word", "sentence")
     list_filter = ("severity",)
@@ -60,7 +64,7 @@ class StatusChangeAdmin(ReadOnlyAdmin):
 
 @admin.register(Instance)
 class InstanceAdmin(ReadOnlyAdmin):
-    """Processes that write or wrote."""
+    """The processes that write or have written."""
 
     list_display = ("name", "state", "host", "process_id", "command", "started_at", "heartbeat_at", "lease")
     list_filter = ("state",)
@@ -69,7 +73,7 @@ class InstanceAdmin(ReadOnlyAdmin):
 
 @admin.register(Reader)
 class ReaderAdmin(ReadOnlyAdmin):
-    """Connections, followers and Spark queries."""
+    """The connections, followers and Spark queries that read streams."""
 
     list_display = (
         "name",
@@ -88,7 +92,7 @@ class ReaderAdmin(ReadOnlyAdmin):
 
 @admin.register(WriterResolution)
 class WriterResolutionAdmin(ReadOnlyAdmin):
-    """What others did to writers: taken as dead by what evidence, asked to leave, ended."""
+    """The actions of other processes on writers: resolved as dead (with the evidence), asked to leave, terminated."""
 
     list_display = ("resolved_at", "action", "stream", "instance_name", "from_position", "to_position", "resolved_by")
     list_filter = ("action", "stream")
@@ -97,14 +101,14 @@ class WriterResolutionAdmin(ReadOnlyAdmin):
 
 @admin.register(Epoch)
 class EpochAdmin(ReadOnlyAdmin):
-    """The lives of this database: a restored one begins a new epoch."""
+    """The epochs of this database. A restored database begins a new one."""
 
     list_display = ("word", "began_at", "reason", "timeline", "system_identifier")
 
 
 @admin.register(WorkerConnection)
 class WorkerConnectionAdmin(ReadOnlyAdmin):
-    """Connections over which users sync."""
+    """The connections of workers over which users sync."""
 
     list_display = ("name", "address", "served_by", "connected_at", "last_news_at")
     search_fields = ("name", "address")
@@ -112,7 +116,7 @@ class WorkerConnectionAdmin(ReadOnlyAdmin):
 
 @admin.register(SyncingUser)
 class SyncingUserAdmin(ReadOnlyAdmin):
-    """Who syncs where now."""
+    """The users and devices that sync now, with their worker."""
 
     list_display = ("user_id", "device_id", "worker", "started_at", "last_sync_at")
     search_fields = ("user_id", "worker")
@@ -120,14 +124,14 @@ class SyncingUserAdmin(ReadOnlyAdmin):
 
 @admin.register(FederationAcknowledgement)
 class FederationAcknowledgementAdmin(ReadOnlyAdmin):
-    """Up to where federation senders have taken their stream."""
+    """The token that each federation sender has acknowledged."""
 
     list_display = ("instance_name", "token", "acknowledged_at")
 
 
 @admin.register(UserAddress)
 class UserAddressAdmin(ReadOnlyAdmin):
-    """From where users were seen."""
+    """The addresses from which users were seen."""
 
     list_display = ("user_id", "device_id", "ip", "last_seen_at", "user_agent")
     search_fields = ("user_id", "ip")
@@ -135,7 +139,7 @@ class UserAddressAdmin(ReadOnlyAdmin):
 
 @admin.register(WireCount)
 class WireCountAdmin(ReadOnlyAdmin):
-    """What happened on the connections of all servers."""
+    """The counters of all servers' connections, such as commands received and connections closed."""
 
     list_display = ("kind", "name", "total")
     list_filter = ("kind",)
@@ -143,7 +147,7 @@ class WireCountAdmin(ReadOnlyAdmin):
 
 @admin.register(RecordedServer)
 class RecordedServerAdmin(ReadOnlyAdmin):
-    """Foreign servers that are, or were, recorded."""
+    """The foreign servers that are or were recorded."""
 
     list_display = ("name", "server_name", "address", "host", "process_id", "started_at", "heartbeat_at", "ended_at")
     search_fields = ("name", "server_name")
@@ -151,7 +155,7 @@ class RecordedServerAdmin(ReadOnlyAdmin):
 
 @admin.register(RecordedPosition)
 class RecordedPositionAdmin(ReadOnlyAdmin):
-    """How far the writers of foreign servers are."""
+    """The positions of the writers of foreign servers."""
 
     list_display = (
         "server",
@@ -171,7 +175,7 @@ class RecordedPositionAdmin(ReadOnlyAdmin):
 
 @admin.register(RecordedFact)
 class RecordedFactAdmin(ReadOnlyAdmin):
-    """Rows of foreign servers, newest first."""
+    """The recorded rows of foreign servers, newest first."""
 
     list_display = ("server", "stream", "writer", "token", "index", "received_at", "row")
     list_filter = ("server",)
@@ -180,7 +184,7 @@ class RecordedFactAdmin(ReadOnlyAdmin):
 
 @admin.register(RecordedGap)
 class RecordedGapAdmin(ReadOnlyAdmin):
-    """What was missed of foreign servers."""
+    """The ranges of foreign servers' facts that were missed."""
 
     list_display = ("server", "stream", "writer", "after", "upto", "reason", "recorded_at")
     list_filter = ("server",)
@@ -189,7 +193,7 @@ class RecordedGapAdmin(ReadOnlyAdmin):
 
 @admin.register(StoredCursor)
 class StoredCursorAdmin(ReadOnlyAdmin):
-    """Up to where named readers have handled their streams."""
+    """The stored cursors of named readers."""
 
     list_display = (
         "reader",
@@ -209,7 +213,7 @@ class StoredCursorAdmin(ReadOnlyAdmin):
 
 @admin.register(ParkedFact)
 class ParkedFactAdmin(ReadOnlyAdmin):
-    """Facts that handlers could not take; ``manage.py parked`` retries and drops them."""
+    """The dead letters. ``manage.py parked`` retries and drops them."""
 
     list_display = ("reader", "stream", "token", "instance_name", "error", "attempts", "parked_at", "tried_at")
     list_filter = ("stream",)
@@ -218,14 +222,14 @@ class ParkedFactAdmin(ReadOnlyAdmin):
 
 @admin.register(LowWaterMark)
 class LowWaterMarkAdmin(ReadOnlyAdmin):
-    """What was trimmed of each stream."""
+    """The low-water mark of each stream: what was trimmed."""
 
     list_display = ("stream", "position", "rows_deleted", "trimmed_at")
 
 
 @admin.register(ReaderResync)
 class ReaderResyncAdmin(ReadOnlyAdmin):
-    """Readers whose cursor was set by hand."""
+    """The readers whose cursor was set by hand."""
 
     list_display = ("resynced_at", "reader", "stream", "from_base", "to_base", "resynced_by")
     list_filter = ("stream",)
@@ -233,20 +237,21 @@ class ReaderResyncAdmin(ReadOnlyAdmin):
 
 
 class FactAdmin(ReadOnlyAdmin):
-    """Facts of one table of a stream, newest first; searched by ID alone, since only the ID has an index everywhere."""
+    """Facts of one table of a stream, newest first.
+
+    They can be searched only by ID, because the ID is the only column with an index in all fact tables.
+    """
 
     def get_list_display(self, request: Any) -> tuple[str, ...]:
-        """The ID, who wrote it and when, then its own columns."""
+        """Returns the ID, the writer and the time of receipt, then the table's other columns."""
         first = (self.model.id_field, "instance_name", "received_at")
         own = [field.name for field in self.model._meta.concrete_fields if field.name not in (*first, "id")]
         return (*first, *own)
 
     def get_ordering(self, request: Any) -> tuple[str, ...]:
-        """Newest first, by the index on the ID."""
         return (f"-{self.model.id_field}",)
 
     def get_search_fields(self, request: Any) -> tuple[str, ...]:
-        """The ID."""
         return (f"{self.model.id_field}__exact",)
 
 

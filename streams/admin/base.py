@@ -1,7 +1,7 @@
-"""The admin base of all rooms: look at everything, change nothing, and never count a huge table.
+"""The base class of all admin pages of the project: read-only, and without counting large tables.
 
-Looks like the site's theme when django-unfold is installed and like plain Django when not, so that another project can install
-the rooms. Ordering, search and filters of a subclass must use an index: the tables behind it may hold 10^9 rows.
+It uses django-unfold's theme if that is installed, else plain Django's. Other projects can therefore install these apps.
+Ordering, search and filters of a subclass must use an index, because its table may hold 10^9 rows.
 """
 
 from __future__ import annotations
@@ -30,14 +30,18 @@ else:
 
 
 class EstimatedPaginator(Paginator):
-    """Counts up to a limit; a larger table that is shown unfiltered is estimated by PostgreSQL's own statistics."""
+    """A paginator that counts up to `exact_upto` rows. For a larger table without filters it uses PostgreSQL's estimate."""
 
     exact_upto = 10_000
 
     @cached_property
     def count(self) -> int:
-        """Number of rows: exact up to the limit."""
+        """Returns the number of rows: exact up to `exact_upto`.
+
+        Above it, returns the estimate of an unfiltered table, and ``exact_upto + 1`` for a filtered one.
+        """
         found = cast("QuerySet[Any]", self.object_list)
+        # The slice bounds the count: PostgreSQL stops after one row more than the limit.
         rows = found.order_by()[: self.exact_upto + 1].count()
         if rows <= self.exact_upto or found.query.where:
             return rows
@@ -48,7 +52,7 @@ class EstimatedPaginator(Paginator):
 
 
 class VisibleText(str):
-    """Text that is shown with what a terminal or a browser would obey written as escapes; links and queries have it as it is."""
+    """A text whose ``str`` has control characters as escapes, for display. Links and queries use the original characters."""
 
     __slots__ = ()
 
@@ -57,7 +61,7 @@ class VisibleText(str):
 
 
 def _make_visible(row: Any) -> Any:
-    """The row with its texts made visible, for pages: nothing here saves it."""
+    """Returns the row with its texts, and those of loaded related rows, made visible. The row must not be saved."""
     for field in row._meta.concrete_fields:
         value = row.__dict__.get(field.attname)
         if isinstance(value, str):
@@ -80,7 +84,7 @@ def _visible_json(value: Any) -> Any:
 
 
 class ReadOnlyAdmin(_Base):
-    """Rows are shown to staff with the view permission; nothing can be added, changed or deleted here."""
+    """The read-only admin of one model: staff with the view permission see its rows, and no one can change them."""
 
     paginator = EstimatedPaginator
     show_full_result_count = False
@@ -89,13 +93,13 @@ class ReadOnlyAdmin(_Base):
     sortable_by = ()
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """The columns that the subclass names, else all but bytes."""
+        """Returns the columns that the subclass names, else all except binary ones."""
         if tuple(self.list_display) != ("__str__",):
             return self.list_display
         return [f.name for f in self.model._meta.concrete_fields if not isinstance(f, models.BinaryField)]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """The list, with texts made visible: most of them were chosen by others."""
+        """Returns a list class whose texts are made visible, because most of them come from untrusted clients."""
         base: Any = super().get_changelist(request, **kwargs)
 
         class VisibleList(base):
@@ -108,18 +112,15 @@ class ReadOnlyAdmin(_Base):
         return VisibleList
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """The row of a page, likewise."""
+        """Returns the row with its texts made visible, or null."""
         found = super().get_object(request, object_id, from_field)
         return found if found is None else _make_visible(found)
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody adds."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody changes."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Nobody deletes."""
         return False

@@ -1,1 +1,1 @@
-"""The plain homeserver streams, declared (pure)."""
+"""Declarations of the plain homeserver streams (pure)."""

@@ -1,4 +1,7 @@
-"""The fourteen plain homeserver streams: the tables that back each, and the row that goes over the wire (pure)."""
+"""Declarations of the fourteen plain homeserver streams: their tables and the format of their rows on the wire (pure).
+
+Each declaration's comment gives the row as a JSON array. Row formats are those of the replication protocol.
+"""
 
 from streams.core.declaration import MAIN_PROCESS, Column, ColumnKind, FactTable, StreamDeclaration
 from streams.core.row_format import RowFormat
@@ -23,11 +26,11 @@ __all__ = [
     "declarations",
 ]
 
-#: What ``state`` may be.
+#: The values of ``state``.
 PRESENCE_STATES = frozenset({"online", "offline", "unavailable", "busy"})
 
 #: Row: ``[user_id, state, last_active_ts, last_federation_update_ts, last_user_sync_ts, status_msg or null,
-#: currently_active]``, times in ms. The table is the present state of all users: only the newest row of each is kept.
+#: currently_active]``, times in ms. The table keeps only the newest row of each user, the user's present state.
 PRESENCE = StreamDeclaration(
     name="presence",
     announced_as=MAIN_PROCESS,
@@ -50,7 +53,7 @@ PRESENCE = StreamDeclaration(
     ),
 )
 
-#: Row: ``[destination, user_id]``: tell that server the user's presence. A fact has a row per pair.
+#: Row: ``[destination, user_id]``: the user's presence is to be sent to that server. A fact has a row per pair.
 PRESENCE_FEDERATION = StreamDeclaration(
     name="presence_federation",
     announced_as=MAIN_PROCESS,
@@ -65,7 +68,7 @@ PRESENCE_FEDERATION = StreamDeclaration(
     ),
 )
 
-#: Row: ``[room_id, [user_id, …]]``: everybody who is typing there now; an empty list means nobody.
+#: Row: ``[room_id, [user_id, …]]``: all users who are typing in the room now. The list may be empty.
 TYPING = StreamDeclaration(
     name="typing",
     announced_as=MAIN_PROCESS,
@@ -88,7 +91,7 @@ _RECEIPT_COLUMNS = (
     Column("data", ColumnKind.JSON_TEXT),
 )
 
-#: Row: ``[room_id, receipt_type, user_id, event_id, data]``, data an object such as ``{"ts":1,"hidden":false}``.
+#: Row: ``[room_id, receipt_type, user_id, event_id, data]``. ``data`` is an object such as ``{"ts":1,"hidden":false}``.
 RECEIPTS = StreamDeclaration(
     name="receipts",
     trimmable=False,
@@ -142,10 +145,10 @@ CACHES = StreamDeclaration(
     ),
 )
 
-# ``device_lists`` and ``user_signature`` share a sequence: the position of both moves when either is written.
+# ``device_lists`` and ``user_signature`` share a sequence. A fact in either of them advances the position of both.
 _DEVICE_SEQUENCE = "streams_devicelistchange_seq"
 
-#: Row: ``[entity]``: a user whose devices changed, or the name of a server that has to be told.
+#: Row: ``[entity]``: a user whose devices changed, or the name of a server that must be notified.
 DEVICE_LISTS = StreamDeclaration(
     name="device_lists",
     sequence=_DEVICE_SEQUENCE,
@@ -159,22 +162,22 @@ TO_DEVICE = StreamDeclaration(
     tables=(FactTable(name="streams_todevicemessage", columns=(Column("entity", ColumnKind.TEXT),)),),
 )
 
-#: Row: ``[user_id]``: somebody's signature of another user's keys changed.
+#: Row: ``[user_id]``: this user's signatures of another user's keys changed.
 USER_SIGNATURE = StreamDeclaration(
     name="user_signature",
     sequence=_DEVICE_SEQUENCE,
     tables=(FactTable(name="streams_usersignaturechange", columns=(Column("user_id", ColumnKind.TEXT),)),),
 )
 
-# What a federation sender in another process is to send. Announced only while this site does not send by itself; what a
-# sender acknowledges is freed.
+# ``federation`` holds what a federation sender in another process must send. It is announced only while this site does not
+# send by itself. A fact is deleted once every known sender has acknowledged it.
 
-#: What ``type`` may be: an EDU with a key, an EDU, presence with its destinations.
+#: The values of ``type``: an EDU with a key (``k``), an EDU (``e``), presence with its destinations (``pd``).
 FEDERATION_TYPES = frozenset({"k", "e", "pd"})
 
 _FEDERATION_COLUMNS = (Column("type", ColumnKind.TEXT), Column("data", ColumnKind.JSON_TEXT))
 
-#: Row: ``[type, data]``.
+#: Row: ``[type, data]``. ``type`` is one of `FEDERATION_TYPES`.
 FEDERATION = StreamDeclaration(
     name="federation",
     announced_as=MAIN_PROCESS,
@@ -188,10 +191,10 @@ FEDERATION = StreamDeclaration(
     ),
 )
 
-# ``tag_account_data`` and ``account_data`` share a sequence, too.
+# ``tag_account_data`` and ``account_data`` also share a sequence.
 _ACCOUNT_DATA_SEQUENCE = "streams_accountdatachange_seq"
 
-#: Row: ``[user_id, room_id, tags]``, tags a *string* that holds the JSON of all of the user's tags of the room.
+#: Row: ``[user_id, room_id, tags]``. ``tags`` is a *string* with the JSON of all of the user's tags for the room.
 TAG_ACCOUNT_DATA = StreamDeclaration(
     name="tag_account_data",
     trimmable=False,
@@ -208,7 +211,7 @@ TAG_ACCOUNT_DATA = StreamDeclaration(
     ),
 )
 
-#: Row: ``[user_id, room_id or null, data_type]``; no room: global account data.
+#: Row: ``[user_id, room_id or null, data_type]``. Null means global account data.
 ACCOUNT_DATA = StreamDeclaration(
     name="account_data",
     sequence=_ACCOUNT_DATA_SEQUENCE,
@@ -231,7 +234,7 @@ _GROUP_COLUMNS = (
     Column("content", ColumnKind.JSON_TEXT),
 )
 
-#: Row: ``[group_id, user_id, type, content]``; type is ``membership``, content an object.
+#: Row: ``[group_id, user_id, type, content]``. ``type`` is ``membership``, ``content`` an object.
 GROUPS = StreamDeclaration(
     name="groups",
     trimmable=False,
@@ -247,7 +250,7 @@ GROUPS = StreamDeclaration(
 
 
 def declarations() -> tuple[StreamDeclaration, ...]:
-    """All streams of this room, in the order of the protocol's stream table."""
+    """Returns all plain streams, in the order of the protocol's stream table."""
     return (
         PRESENCE,
         PRESENCE_FEDERATION,

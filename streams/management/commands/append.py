@@ -1,4 +1,7 @@
-"""``manage.py append``: the load generator."""
+"""``manage.py append``: a load generator that appends sample facts to a stream.
+
+Each thread has a generator and a database connection of its own. All threads share one writer.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,16 @@ __all__ = ["Command"]
 
 #: Each thread has a database connection of its own.
 MOST_THREADS = 500
-#: A patient run tries again after this.
+#: The pause of a patient run before it retries.
 PATIENCE_SECONDS = 0.5
 
 
 class Command(SiteCommand):
-    """Append made-up facts, from several threads, and say how fast it went."""
+    """The command ``append``: the load generator.
+
+    Exit status 1 for a failed append or facts that are still pending at the end, 2 for unusable arguments, 130 after an
+    interrupt.
+    """
 
     help = "Append COUNT made-up facts to a stream: --batch facts per transaction, each under its own ID."
 
@@ -37,7 +44,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("stream", help=f"one of: {', '.join(registry.names())}")
         parser.add_argument("--count", type=int, required=True, help="facts in total")
         parser.add_argument("--batch", type=int, default=1, help="facts per transaction (1)")
@@ -51,7 +57,10 @@ class Command(SiteCommand):
         parser.add_argument("--rate", type=float, default=0.0, help="at most so many facts a second in all (no limit)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the load and print one line."""
+        """Appends the facts and prints one line with the number, the time and the rate.
+
+        Raises `CommandError` if the writer still had pending facts when it was retired.
+        """
         self._check(options)
         process.use_instance(options["instance"])
         run = _Run(
@@ -91,14 +100,14 @@ class Command(SiteCommand):
 
 
 def _passes(error: Exception) -> bool:
-    """Whether the error ends by itself: the writer takes its name again when the database is back."""
+    """Returns true for an error that ends by itself: the writer holds its name again once the database is back."""
     return isinstance(error, (WriterFenced, WriterBusy, *driver.connection_gone)) or isinstance(
         error.__cause__, driver.connection_gone
     )
 
 
 class _Run:
-    """The facts that are left to append, shared by the threads; the first error ends all of them."""
+    """The state of one run that the threads share: the facts left to append, and the first error, which ends all threads."""
 
     def __init__(self, stream: str, count: int, batch: int, rate: float, *, is_patient: bool = False) -> None:
         self.stream, self.left, self.batch, self.rate = stream, count, batch, rate
@@ -110,8 +119,9 @@ class _Run:
         self._begun = time.perf_counter()
 
     def in_threads(self, number: int) -> None:
-        """Append until nothing is left; raises what the first failing thread raised."""
-        # Not join(): one that is interrupted takes the thread for ended (a fault of Python 3.11), and the next returns at once.
+        """Appends until no facts are left. Raises the first error of any thread, after all threads have ended."""
+        # Events instead of join(): after an interrupted join(), Python 3.11 takes the thread for ended (a bug), and the next
+        # join() returns at once.
         ends = [threading.Event() for _ in range(number)]
         for thread, end in enumerate(ends):
             threading.Thread(target=self._work, args=(thread, end)).start()
@@ -141,16 +151,16 @@ class _Run:
                 generator = self._append(generator, thread, count)
                 with self._lock:
                     self.done += count
-        except BaseException as error:  # noqa: BLE001 - handed to the main thread
+        except BaseException as error:  # noqa: BLE001 - `in_threads` raises it in the main thread
             self._end(error)
         finally:
             connections.close_all()
             end.set()
 
     def _append(self, generator: load_generator.LoadGenerator, thread: int, count: int) -> load_generator.LoadGenerator:
-        """Append once; a patient run tries until it went well. Returns the generator to go on with.
+        """Appends ``count`` facts in one transaction. A patient run retries until it succeeds.
 
-        When the answer to a commit was lost the facts may be there already: there are then more than were asked for.
+        Returns the generator for the next batch: a new one after a retry.
         """
         while True:
             try:
@@ -158,16 +168,18 @@ class _Run:
             except (WriterFenced, WriterBusy, DatabaseError, *driver.connection_gone) as error:
                 if not (self.is_patient and _passes(error)) or self._ended.is_set():
                     raise
+                # COMMIT succeeds on the server; its answer is lost with the connection. The retry then appends the batch a
+                # second time, so a patient run may append more facts than asked for.
                 connections.close_all()
                 self._ended.wait(PATIENCE_SECONDS)
                 generator = load_generator.generator(
                     self.stream, thread
-                )  # what it remembers may not have been committed
+                )  # the old generator's memory may refer to facts that were rolled back
             else:
                 return generator
 
     def _end(self, error: BaseException) -> None:
-        """Every thread ends after its present batch."""
+        """Records the first error. Every thread ends after its current batch."""
         with self._lock:
             self._error = self._error or error
         self._ended.set()

@@ -1,4 +1,4 @@
-"""``manage.py check_streams``: sequences, tables and stored positions of all streams at once."""
+"""``manage.py check_streams``: compares the sequences, tables and stored positions of all streams."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Compare the three numbers of every stream; with ``--repair`` move sequences forward."""
+    """The command ``check_streams``. It compares three numbers of each stream; ``--repair`` moves sequences forward.
+
+    The numbers are the sequence's value, the highest ID in the tables and the highest stored position.
+    """
 
     help = (
         "Show for every stream whether its sequence is ahead of its tables and stored positions. Exit status 1 when one is not "
@@ -33,7 +36,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "--repair", action="store_true", help="move sequences forward to the greatest of the three numbers"
         )
@@ -51,7 +53,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Show, repair when asked, show again."""
+        """Repairs if asked to, then prints the findings. Raises `CommandError` if a stream is not in order."""
         try:
             with closing(driver.direct_connection(application_name="replsite check_streams")) as connection:
                 self._check(connection.cursor(), options)

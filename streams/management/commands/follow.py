@@ -1,4 +1,4 @@
-"""``manage.py follow tcp://HOST:PORT`` or ``redis://…``: follow a replication server from the command line."""
+"""``manage.py follow ADDRESS``: follows a replication server (``tcp://``, ``tls://`` or ``redis://``) and prints its facts."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _TEXT_OPTIONS = {
 
 
 class Command(SiteCommand):
-    """Prints facts as they come.
+    """The command ``follow``. It prints facts as they arrive.
 
-    Exit status 0 at the wanted end, 1 for a time-out or a wrong server, 2 for unusable arguments.
+    Exit status 0 at the requested end, 1 for a timeout or a wrong server, 2 for unusable arguments.
     """
 
     help = "Follow a replication server and print its facts."
@@ -93,7 +93,7 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
-        except OSError as error:  # those of the connection end in another attempt to connect
+        except OSError as error:  # of the output: after an error of the connection the follower reconnects
             raise CommandError(f"The output cannot be written: {error.strerror or error}.", returncode=1) from error
         if not reached:
             raise CommandError(
@@ -123,7 +123,10 @@ def _fast_loop() -> asyncio.AbstractEventLoop:
 
 
 def _request(options: dict[str, Any]) -> FollowRequest:
-    """The arguments, checked; raises `CommandError` with status 2 for what cannot be."""
+    """Returns the checked arguments. Raises `CommandError` with status 2 if they are unusable.
+
+    Errors in addresses and certificates are raised as `BadAddress` and `BadCertificate`.
+    """
     redis = _redis(options["address"])
     ours = stream_settings().server_name
     server_name = _server_name(options["server_name"], redis) or ours
@@ -157,7 +160,10 @@ def _request(options: dict[str, Any]) -> FollowRequest:
 
 
 def _record(options: dict[str, Any]) -> str:
-    """The name of the record, empty without; our own facts are in our tables already."""
+    """Returns the name of the record, or an empty text without one. Raises `CommandError` for options that exclude a record.
+
+    This site's own facts are in its tables already, so a record excludes ``--catch-up table``.
+    """
     if not options["record"]:
         return ""
     if options["catch_up"] == "table":
@@ -179,7 +185,10 @@ def _redis(text: str) -> RedisAddress | None:
 
 
 def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
-    """The channel on Redis is the server's name, so one of the two is enough."""
+    """Returns the server's name, from the option or from the Redis channel, which bears that name.
+
+    Raises `CommandError` if both are given and differ.
+    """
     if redis and redis.channel and given not in (None, redis.channel):
         raise CommandError(
             f"The channel is the server's name; --server-name {given} and channel={redis.channel} are two.",
@@ -195,7 +204,7 @@ def _redis_connector(address: RedisAddress, name: str, channel: str) -> Connecto
 
 
 def _tcp(options: dict[str, Any], name: str, server_name: str) -> Connector:
-    """``tcp://`` in plain text, ``tls://`` or ``tcps://`` with TLS."""
+    """Returns a connector: plain text for ``tcp://``, TLS for ``tls://`` and ``tcps://``."""
     conf, address = stream_settings(), options["address"]
     limits = Limits(conf.ping_interval_seconds, conf.ping_timeout_seconds, line_bytes=conf.line_limit_bytes)
     scheme = address.partition("://")[0]
@@ -215,7 +224,10 @@ def _http_servers(options: dict[str, Any]) -> HttpServers | None:
 
 
 def _secret(file: Path | None, *, is_ours: bool) -> str:
-    """The file's, else our own setting for our own server; another server is never told that."""
+    """Returns the secret for catch-up over HTTP: the file's, else the setting's if the server is this site's own.
+
+    The setting is never sent to a foreign server. Raises `CommandError` if the file holds no secret.
+    """
     if file is None:
         return stream_settings().replication_secret if is_ours else ""
     try:
@@ -248,7 +260,10 @@ def _check_sendable(name: str, server_name: str) -> None:
 
 
 def _tokens(texts: Sequence[str], option: str, followed: Sequence[str] | None) -> dict[str, str]:
-    """Tokens by stream; one of a stream that is not followed would be waited for in vain."""
+    """Returns the tokens by stream.
+
+    Raises `CommandError` for a stream that is not followed, because its token would never be reached.
+    """
     tokens: dict[str, str] = {}
     for text in texts:
         stream, equals, token = text.partition("=")

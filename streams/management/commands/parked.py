@@ -1,4 +1,4 @@
-"""``manage.py parked``: facts that handlers could not take; list them, retry them, give them up."""
+"""``manage.py parked``: lists, retries and drops dead letters (facts that a handler could not take)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Exit status 1 when a retried fact failed again, 2 for unusable arguments."""
+    """The command ``parked``. Exit status 1 if a retried fact failed again, 2 for unusable arguments."""
 
     help = "List the facts that readers' handlers could not take, retry them, or drop them."
 
@@ -28,7 +28,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument(
             "action",
             choices=("list", "retry", "drop"),
@@ -44,7 +43,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Do what was asked."""
+        """Executes the action. ``drop`` needs a token or ``--all``."""
         load_handlers()
         action, which = options["action"], (options["reader"], options["stream"], options["token"])
         if action != "list" and options["reader"] is None:
@@ -73,7 +72,9 @@ class Command(SiteCommand):
         )
         count = 0
         found_facts = parked_facts(*which)
-        found_facts.exists()  # says that the table is missing; a cursor on the server would hide that behind its own loss
+        # Raises if the table is missing. With the server-side cursor below, that error would be hidden by another one, about
+        # the lost cursor.
+        found_facts.exists()
         for parked in found_facts.iterator(500):
             count += 1
             found = {name: getattr(parked, name) for name in fields}

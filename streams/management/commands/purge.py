@@ -1,4 +1,4 @@
-"""``manage.py purge WHAT …``: delete what is old. The subjects come from the rooms (``streams.maintenance.subjects``)."""
+"""``manage.py purge WHAT …``: deletes old data. Apps register the subjects in ``streams.maintenance.subjects``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Command"]
 
 
 class Command(MaintenanceCommand):
-    """Delete what is old, safely beside those who write and read."""
+    """The command ``purge``. It may run beside writers and readers."""
 
     name = "purge"
     help = "Delete what is old."

@@ -1,4 +1,4 @@
-"""``manage.py resync WHAT …``: set right what fell behind. The subjects come from the rooms (``maintenance.subjects``)."""
+"""``manage.py resync WHAT …``: repairs what fell behind. Apps register the subjects in ``streams.maintenance.subjects``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Command"]
 
 
 class Command(MaintenanceCommand):
-    """Set right what cannot go on by itself."""
+    """The command ``resync``, for what cannot continue by itself."""
 
     name = "resync"
     help = "Set right what cannot go on by itself."

@@ -1,4 +1,4 @@
-"""``manage.py runhandlers [READER …]``: run the handlers of named readers until told to stop."""
+"""``manage.py runhandlers [READER …]``: runs the handlers of named readers, each reader in a thread, until a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Exit status 0 when told to stop (or, with ``--once``, caught up), 1 when a reader could not go on, 2 for unknown names."""
+    """The command ``runhandlers``.
+
+    Exit status 0 after SIGINT or SIGTERM (with ``--once``: when caught up), 1 if a reader failed, 2 for unknown names.
+    """
 
     help = "Run the handlers of named readers (all by default); see streams.follow. Prints 'ready readers=…' once they run."
 
@@ -37,7 +40,6 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
         parser.add_argument("readers", nargs="*", metavar="READER", help="run these (default: all that have handlers)")
         parser.add_argument(
             "--server",
@@ -50,7 +52,7 @@ class Command(SiteCommand):
         return not options.get("once")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run them side by side; the first that cannot go on ends all."""
+        """Runs the readers side by side. The first that fails stops all. Raises `CommandError` with its error."""
         load_handlers()
         names = options["readers"] or readers()
         if not names:
@@ -65,7 +67,7 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
-        gc.freeze()  # what is loaded stays: the collector need not look through it at every chunk
+        gc.freeze()  # loaded modules stay anyway: this saves the collector from visiting their objects at every chunk
         self._run(running, once=options["once"])
 
     def _run(self, running: list[Reader], *, once: bool) -> None:
@@ -96,7 +98,7 @@ class Command(SiteCommand):
             raise CommandError(_words(errors[0]), returncode=1) from errors[0]
 
     def _wait_until_they_run(self, running: list[Reader], threads: list[threading.Thread]) -> None:
-        """Say when every reader holds its name and knows where it begins: what is appended from then on is handled."""
+        """Announces readiness once every reader holds its name and knows its start. Later facts are certain to be handled."""
         for reader, thread in zip(running, threads, strict=True):
             while thread.is_alive() and not reader.is_positioned.wait(0.05):
                 pass

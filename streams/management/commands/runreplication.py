@@ -1,4 +1,4 @@
-"""``manage.py runreplication --bind HOST:PORT``: the replication listener alone."""
+"""``manage.py runreplication --bind HOST:PORT``: runs a replication server without HTTP."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Serves followers until SIGINT or SIGTERM; exit status 1 when it cannot start, 2 for unusable arguments."""
+    """The command ``runreplication``. It serves followers until SIGINT or SIGTERM.
+
+    Exit status 1 if it cannot start, 2 for unusable arguments.
+    """
 
     help = "Serve the replication protocol to followers."
 

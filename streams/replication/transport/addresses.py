@@ -1,4 +1,8 @@
-"""Where to listen and whom to follow: addresses and Redis URLs as text, sockets that are bound, and who holds a port."""
+"""Parsing of addresses and Redis URLs, and the opening of listening sockets.
+
+A port without TLS has neither encryption nor passwords. `refuse_open_network` therefore restricts where it may listen.
+Errors never contain a password.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +35,15 @@ class Address:
 
     @classmethod
     def parse(cls, text: str, *, scheme: str = "") -> Address:
-        """Read ``HOST:PORT`` or ``SCHEME://HOST:PORT``; IPv6 hosts stand in brackets. Raises `BadAddress`."""
+        """Parses ``HOST:PORT``, or ``SCHEME://HOST:PORT`` if a scheme is given. An IPv6 host needs brackets.
+
+        Raises `BadAddress` for any other text, and for a host that IDNA cannot encode.
+        """
         form = f"{scheme}://HOST:PORT" if scheme else "HOST:PORT"
         try:
             parts = urlsplit(text if scheme else f"//{text}")
             port = parts.port
-            (parts.hostname or "").encode("idna")  # whoever looks the name up does so, with an error of another kind
+            (parts.hostname or "").encode("idna")  # a later lookup does the same, but raises an error of another type
         except ValueError as error:
             raise BadAddress(f"{masked(text)!r} is no address ({masked(str(error))}): write {form}.") from error
         if parts.scheme != scheme or not parts.hostname or port is None or parts.path.strip("/") or "@" in parts.netloc:
@@ -52,7 +59,7 @@ _REDIS_FORM = "redis://[USER:PASSWORD@]HOST:PORT[/DB][?channel=NAME]"
 
 @dataclass(frozen=True, slots=True)
 class RedisAddress:
-    """A Redis server, and the channel of the homeserver on it if that was given; ``str`` leaves the password out."""
+    """A Redis server and, optionally, the homeserver's channel on it (empty: not given). ``str`` omits user and password."""
 
     host: str
     port: int
@@ -64,9 +71,9 @@ class RedisAddress:
 
     @classmethod
     def parse(cls, text: str, password: str = "") -> RedisAddress:
-        """Read ``redis://…`` or ``rediss://…`` (TLS); ``password``: for an address without one.
+        """Parses ``redis://…``, or ``rediss://…`` for TLS. Defaults are port 6379 and database 0.
 
-        Raises `BadAddress`, without the password in it.
+        ``password`` applies if the text has none. Raises `BadAddress`, without the password in its text.
         """
         try:
             parts = urlsplit(text)
@@ -87,7 +94,10 @@ class RedisAddress:
 
 
 def redis_of(text: str) -> RedisAddress:
-    """The address, with the password of the settings where it has none. Raises `BadAddress`."""
+    """Parses a Redis address. If it has no password, the one from the settings applies.
+
+    Raises `BadAddress`, also if ``REPLSITE_REDIS_PASSWORD_FILE`` cannot be read.
+    """
     try:
         return RedisAddress.parse(text, redis_password())
     except OSError as error:
@@ -95,14 +105,14 @@ def redis_of(text: str) -> RedisAddress:
 
 
 def needs_redis() -> str:
-    """What to do before Redis can be used; empty when it can."""
+    """Returns the instruction to install the ``redis`` extra, or an empty text if it is installed."""
     return "" if find_spec("redis") else "Redis needs an extra: pip install 'replsite[redis]'."
 
 
 def bind(address: Address, *, backlog: int = 512) -> tuple[socket.socket, Address]:
-    """A listening socket and where it really listens (port 0 takes a free one).
+    """Returns a listening socket (non-blocking) and the address that it listens on. Port 0 selects a free port.
 
-    Raises `PortTaken`, with the process that holds the port when that can be known, or `BadAddress`.
+    Raises `PortTaken`, with the process that holds the port if it can be determined. Raises `BadAddress` for other errors.
     """
     family, kind, protocol, _, where = _resolve(address)[0]
     bound = socket.socket(family, kind, protocol)
@@ -128,7 +138,7 @@ def _resolve(address: Address) -> list[Any]:
 
 
 def holder_of_port(port: int) -> str:
-    """`` by process 12 (python manage.py serve)``, or nothing when that cannot be known."""
+    """Returns text such as `` by process 12 (python manage.py serve)``, or an empty text if the process cannot be determined."""
     try:
         for one in psutil.net_connections("tcp"):
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
@@ -140,10 +150,10 @@ def holder_of_port(port: int) -> str:
 
 
 def refuse_open_network(address: Address, networks: Sequence[str]) -> None:
-    """Raise `BadAddress` unless a port without TLS stays on this machine or in a network that a setting names.
+    """Raises `BadAddress` if a port without TLS would listen outside loopback and the given networks.
 
-    The protocol has neither encryption nor passwords. All addresses of this machine at once may be used when networks are
-    named: clients from elsewhere are refused as they come.
+    All addresses to which the host resolves are checked. An unspecified address (``0.0.0.0``, ``::``) is allowed if any
+    network is given, because clients from elsewhere are refused when they connect.
     """
     allowed = networks_of(networks)
     for *_, where in _resolve(address):

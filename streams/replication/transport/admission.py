@@ -1,8 +1,9 @@
-"""Before a connection is taken: may it come from there, does it speak what it must, who is it. TLS is done here.
+"""Admission of a TCP connection: checks limits, the client's network, the first byte and the certificate, and does TLS.
 
-A gate stands between the socket's transport and the protocol above it. It looks at the first byte, makes the TLS handshake
-when that is asked for, and is the transport of the protocol above from then on; plain text is handed over, and the gate is
-out of the way. TLS is done on memory buffers, so refused clients get the alert or a line that says why, on any event loop.
+An `Admission` sits between the socket's transport and the application protocol above it. For plain text it hands the
+socket over and is no longer involved. For TLS it stays, as the transport of the protocol above. TLS runs on memory
+buffers (``ssl.MemoryBIO``). A refused client therefore receives the TLS alert, or a line with the reason, on any event
+loop.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from streams.replication.transport.tls import Refusal, refusal_of
 
 __all__ = ["Admission", "AdmissionOwner"]
 
-#: The first byte of a TLS handshake; no line of the protocol begins with it.
+#: The first byte of a TLS handshake. No line of the replication protocol begins with it.
 _HANDSHAKE = 0x16
-#: How long a client that may speak either is waited for before it is greeted in plain text.
+#: If a client may use plain text or TLS and sends nothing for this time, plain text is assumed.
 FIRST_BYTE_SECONDS = 1.0
-#: How long a refused client may take to read why.
+#: Time for a refused client to read the reason.
 LINGER_SECONDS = 2.0
 _READ_BYTES = 64 * 1024
 
@@ -32,22 +33,22 @@ _NEEDS_CERTIFICATE = b"ERROR a client certificate is needed, from an authority t
 
 
 class AdmissionOwner(Protocol):
-    """What a gate needs of its server."""
+    """The server's side of an admission: limits, TLS context and callbacks."""
 
     handshake_limit_seconds: float
 
     def tls_context(self) -> ssl.SSLContext: ...
     def entered(self, gate: Admission, host: str) -> Refusal | None:
-        """Why there is no room for one more; None: there is."""
+        """Takes a place for a new connection. Returns the reason if there is none, else null."""
 
     def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
-        """The gate is out of the way, or the transport of the protocol above."""
+        """Transfers the place to the protocol above, just before its ``connection_made``."""
 
     def left(self, gate: Admission) -> None:
-        """The connection at the gate is gone."""
+        """Releases the place of a connection that ended during admission. Has no effect after `passed`."""
 
     def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
-        """To be counted and logged."""
+        """Counts and logs a refusal."""
 
 
 class _State(enum.Enum):
@@ -59,7 +60,7 @@ class _State(enum.Enum):
 
 
 class Admission(asyncio.Protocol):
-    """One connection that is not admitted yet; with TLS its transport for life."""
+    """One connection during admission. With TLS it remains the connection's transport until the end."""
 
     def __init__(self, keeper: AdmissionOwner, speech_of: Callable[[str], Speech], above: asyncio.Protocol) -> None:
         self._keeper = keeper
@@ -93,6 +94,8 @@ class Admission(asyncio.Protocol):
             self._set_timer(self._keeper.handshake_limit_seconds, self._time_out)
 
     def data_received(self, data: bytes) -> None:
+        # One read may contain the end of the handshake and the first application data. So the states are checked in order,
+        # and the call may pass through several of them.
         if self._state is _State.FIRST_BYTE:
             self._look_at_first_byte(data)
         elif self._state is not _State.REFUSED:
@@ -126,7 +129,7 @@ class Admission(asyncio.Protocol):
             self._keeper.refused(Refusal.HANDSHAKE, self._host, "the connection was lost")
         self._state = _State.REFUSED
 
-    # --- who comes in ---------------------------------------------------------------------------------------------
+    # --- admission ------------------------------------------------------------------------------------------------
 
     def _look_at_first_byte(self, data: bytes) -> None:
         if data[0] == _HANDSHAKE:
@@ -148,10 +151,11 @@ class Admission(asyncio.Protocol):
             self._flush()
             return
         except ssl.SSLError as error:
-            self._flush()  # the alert, which tells the client why
+            self._flush()  # sends the alert, which contains the reason
             self._refuse(refusal_of(error), b"", str(error))
             return
         self._flush()
+        # The handshake succeeds without a client certificate (see `server_context`), so that the reason can be sent.
         if not self._tls.getpeercert():
             self.write(_NEEDS_CERTIFICATE)
             self._say_good_bye()
@@ -168,14 +172,14 @@ class Admission(asyncio.Protocol):
         self._state = _State.HANDED_OVER
         self._raw.set_protocol(self._above)
         self._above.connection_made(self._raw)
-        if data:
+        if data:  # the read that contained the first byte
             self._above.data_received(data)
 
     def _time_out(self) -> None:
         self._refuse(Refusal.TIMEOUT, _NEEDS_TLS if self._state is _State.FIRST_BYTE else b"")
 
     def _refuse(self, reason: Refusal, text: bytes, detail: str = "") -> None:
-        """Say why, and wait a moment for the client to read it: closing with unread input would destroy what is under way."""
+        """Sends the reason, if any, and closes the connection after ``LINGER_SECONDS``."""
         self._cancel_timer()
         self._state = _State.REFUSED
         self._keeper.refused(reason, self._host, detail)
@@ -183,12 +187,14 @@ class Admission(asyncio.Protocol):
             self._raw.write(text)
         with contextlib.suppress(OSError, RuntimeError):  # the client may be gone already
             self._raw.write_eof()
+        # Closing now, while input of the client is unread, would reset the connection and destroy the text under way.
         self._set_timer(LINGER_SECONDS, self._raw.abort)
 
     def _turn_away(self, reason: Refusal) -> None:
-        """One too many: no time is lost with it. A line of text would only puzzle a client that speaks TLS."""
+        """Refuses a connection above a limit and closes it at once."""
         self._state = _State.REFUSED
         self._keeper.refused(reason, self._host)
+        # A client that uses TLS could not make sense of a line of text.
         if self._speech is not Speech.TLS:
             self._raw.write(b"ERROR too many connections\n")
         self._raw.close()
@@ -210,7 +216,7 @@ class Admission(asyncio.Protocol):
             except ssl.SSLWantReadError:
                 self._flush()
                 return
-            except ssl.SSLZeroReturnError:
+            except ssl.SSLZeroReturnError:  # close_notify: the client ended TLS in order
                 data = b""
             except ssl.SSLError:
                 self._flush()
@@ -226,53 +232,50 @@ class Admission(asyncio.Protocol):
             self._raw.write(data)
 
     def _say_good_bye(self) -> None:
-        with contextlib.suppress(ssl.SSLError):  # the client's own good-bye is not waited for
+        with contextlib.suppress(ssl.SSLError):  # the client's close_notify is not waited for
             self._tls.unwrap()
         self._flush()
 
     # --- the transport of the protocol above ----------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        """Encrypt and send."""
-        with contextlib.suppress(ssl.SSLError):  # the client said good-bye: nobody is there to read
+        """Encrypts and sends the bytes. Drops them if the client has ended TLS."""
+        with contextlib.suppress(ssl.SSLError):  # the client has ended TLS, so it will not read
             rest = memoryview(data)
             while rest:
                 rest = rest[self._tls.write(rest) :]
         self._flush()
 
     def close(self) -> None:
-        """End TLS and the connection once everything has gone out."""
+        """Ends TLS, and closes the connection after all written bytes have been sent."""
         if not self._raw.is_closing():
             self._say_good_bye()
             self._raw.close()
 
     def abort(self) -> None:
-        """End the connection now."""
+        """Closes the connection at once. Unsent bytes are lost."""
         self._cancel_timer()
         self._raw.abort()
 
     def is_closing(self) -> bool:
-        """Whether no more can be sent."""
         return self._raw.is_closing()
 
     def pause_reading(self) -> None:
-        """No more input for now."""
         self._raw.pause_reading()
 
     def resume_reading(self) -> None:
-        """Input again."""
         self._raw.resume_reading()
 
     def get_write_buffer_size(self) -> int:
-        """Encrypted bytes that the kernel has not taken."""
+        """Returns the number of encrypted bytes that the kernel has not accepted yet."""
         return self._raw.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """When `pause_writing` and `resume_writing` are called."""
+        """Sets the limits, in encrypted bytes, at which `pause_writing` and `resume_writing` are called."""
         self._raw.set_write_buffer_limits(high, low)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As of the socket; ``peercert`` and ``tls_version`` are of TLS."""
+        """Returns TLS values for ``peercert`` and ``tls_version``, else the socket transport's value."""
         if name == "peercert":
             return self._tls.getpeercert()
         if name == "tls_version":

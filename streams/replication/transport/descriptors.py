@@ -1,7 +1,7 @@
-"""How many connections a process can have: each costs a descriptor, and the process needs some of them itself.
+"""Connection limits that fit the process's limit on file descriptors.
 
-Without this a crowd of clients would take all descriptors, and the process could neither open a connection to its database nor
-take anybody else's.
+Each connection needs a descriptor, and the process needs `OWN_DESCRIPTORS` for itself. Without a limit, many clients could
+take all descriptors. The process could then neither connect to its database nor accept other clients.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from streams.runtime.logs import get_logger
 __all__ = ["fitted", "with_descriptors"]
 
 log = get_logger(__name__)
-#: For files, the database, listeners, and connections on their way out.
+#: Descriptors for files, the database, listeners, and connections that are being closed.
 OWN_DESCRIPTORS = 256
 
 
 def with_descriptors(limits: ListenerLimits) -> ListenerLimits:
-    """Asks the system for enough of them; returns the limits as they can be held."""
+    """Raises the soft limit on descriptors as far as needed and possible. Returns limits that fit the result.
+
+    If the descriptors still do not suffice, it logs a warning and returns reduced limits (see `fitted`).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = limits.tcp_connections + limits.http.connections + OWN_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -28,7 +31,7 @@ def with_descriptors(limits: ListenerLimits) -> ListenerLimits:
     there = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (there, hard))
-    except (OSError, ValueError):  # some systems have a lower limit than they say
+    except (OSError, ValueError):  # some systems have a lower limit than they report
         there = soft
     if there >= wanted:
         return limits
@@ -44,7 +47,11 @@ def with_descriptors(limits: ListenerLimits) -> ListenerLimits:
 
 
 def fitted(limits: ListenerLimits, descriptors: int) -> ListenerLimits:
-    """Returns the limits, all made smaller in the same measure, that so many descriptors are enough for."""
+    """Returns the limits reduced to ``descriptors``, all by the same ratio.
+
+    A limit never falls below 1, and a limit of 0 stays 0. At most half of the descriptors are kept back for the process
+    itself.
+    """
     usable = descriptors - min(OWN_DESCRIPTORS, descriptors // 2)
     part = min(usable / (limits.tcp_connections + limits.http.connections), 1.0)
 

@@ -1,9 +1,9 @@
-"""Limits of HTTP and WebSocket connections under daphne, which has none: how many, how long, and what is kept for a client.
+"""Limits for HTTP and WebSocket connections under daphne, which has none: numbers, times, and memory per client.
 
-A connection counts from its first byte to its last, also after it became a WebSocket. One that waits for its client gives way
-when there are too many: to say nothing, to say half of a request, or not to take an answer is free for a client and must not
-keep others out. Requests that a client sends ahead are looked at when the answer before them was taken. Assumes the
-reactor's thread.
+A connection counts from its first byte to its last, also after it became a WebSocket. At a limit, connections that wait
+for their client are closed to make room. A silent client, half a request, or an answer that is not read cost a client
+nothing and must not keep others out. Pipelined requests are processed one by one, each after the previous answer was
+accepted by the transport. All code here runs in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ CONNECTION_LIMIT, ADDRESS_LIMIT, GAVE_WAY = "HTTP connection limit", "HTTP addre
 BODY_LIMIT, REQUEST_TIMEOUT, NOT_TAKEN = "HTTP body too long", "HTTP request too slow", "HTTP client too slow"
 MEMORY_LIMIT = "HTTP memory limit"
 TOO_SLOW, TOO_FAST = "WebSocket client too slow", "WebSocket client too fast"
-#: What a WebSocket's client says at once; whoever says more is closed with code 1009.
+#: The longest message of a WebSocket client. A longer one closes the connection with code 1009.
 WEBSOCKET_MESSAGE_BYTES = 64 * 1024
-#: Frames of a client within a second, PINGs too: each costs the loop as much as a short line. A viewer says one now and then.
+#: The most frames of a client within a second, PINGs included. Each costs the loop as much as a short line. A viewer of the
+#: live page sends one occasionally.
 WEBSOCKET_FRAMES_A_SECOND = 100
-#: A message from this length on is shared by those that it is sent to.
+#: Messages of at least this length are framed once and shared between clients.
 _SHARED_FROM = 1_024
-#: A client that takes its answer slower than this is given up. No modem is that slow.
+#: A client that takes its answer more slowly is cut. No modem is that slow.
 SLOWEST_BYTES_PER_SECOND = 1_024
-#: What the system may keep for a client; what it lets grow by itself is some megabytes for each.
+#: The size of the kernel's send buffer for a client. By default the kernel lets it grow to some megabytes each.
 KERNEL_SEND_BYTES = 128 * 1024
-#: So much is read from a client at a time: then others have their turn.
+#: The most bytes that are read from a client before other clients have their turn.
 READ_BYTES = 16 * 1024
-#: A piece of a body in pieces costs as much as so many bytes; a body of single bytes ends early.
+#: The least bytes that a piece of a body counts against the limit, so that a body of single bytes reaches it early.
 _PIECE_BYTES = 64
-#: A body in chunks that has more of them than this, of fewer bytes on average than that, is refused: each chunk costs the loop as
-#: much as a kilobyte, and a client that writes text to the network makes longer ones.
+#: A chunked body is refused if it has more chunks than the first and fewer bytes per chunk, on average, than the second. Each
+#: chunk costs the loop as much as a kilobyte, and a client that writes text to the network sends longer ones.
 _FREE_CHUNKS, _LEAST_CHUNK_BYTES = 64, 32
-#: So many give way at once, of a hundred that may be there: to look for one goes through all of them.
+#: The percentage of the limit that is closed at once to make room, because finding candidates visits every connection.
 _GIVE_WAY_PERCENT = 5
 LOOK_SECONDS = 1.0
 _LOG_SECONDS = 10.0
@@ -65,27 +66,27 @@ _TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Leng
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """The limits."""
+    """The limits of HTTP and WebSocket connections of one process."""
 
     connections: int = 1_000
     of_address: int = 500
     """Connections from one address (IPv6: one /64; this machine counts as one); 0: no limit."""
     body_bytes: int = 4 * 1024 * 1024
     buffer_bytes: int = 256 * 1024 * 1024
-    """Bodies that came and answers that wait, of all clients together."""
+    """Request bodies received and answers not yet taken, of all clients together."""
     websocket_buffer_bytes: int = 4 * 1024 * 1024
     head_seconds: float = 10.0
     """From the first byte of a request's head to its last."""
     body_seconds: float = 60.0
     """From the end of the head to the end of the body."""
     stall_seconds: float = 30.0
-    """Over this time a client has to take ``SLOWEST_BYTES_PER_SECOND`` of what waits for it."""
+    """The time over which a client must take at least ``SLOWEST_BYTES_PER_SECOND`` of its waiting answer, on average."""
     proxies: Sequence[Network] = ()
-    """Each of them speaks for many clients, so it is not counted as one address."""
+    """Networks of proxies. A proxy connects for many clients, so the limit per address does not apply to it."""
 
 
 class _Phase(enum.Enum):
-    """What an HTTP connection waits for."""
+    """The next step that an HTTP connection waits for."""
 
     IDLE = "a request"
     HEAD = "the rest of a head"
@@ -95,11 +96,12 @@ class _Phase(enum.Enum):
 
 
 class HttpLimits:
-    """Counts connections and refuses what is too much; ``refused`` says how often, by reason."""
+    """The enforcement of `HttpBounds` on one process. ``refused`` counts refusals and closed connections by reason."""
 
     def __init__(self, bounds: HttpBounds) -> None:
         self.refused: Counter[str] = Counter()
         self.bounds = bounds
+        #: Dictionaries as ordered sets, which find and remove a member in constant time.
         self._connections: dict[_Counted, None] = {}
         self._of_address: dict[str, dict[_Counted, None]] = {}
         self._logged: dict[str, float] = {}
@@ -107,11 +109,11 @@ class HttpLimits:
 
     @property
     def open(self) -> int:
-        """Connections that are there."""
+        """Returns the number of connections that hold a place."""
         return len(self._connections)
 
     def apply(self, factory: Any) -> None:
-        """Put these limits on daphne's factory."""
+        """Installs the limits on daphne's HTTP factory, and starts the check that runs every `LOOK_SECONDS`."""
         build = factory.buildProtocol
         request_class = type("BoundedRequest", (_BoundedRequest,), {"limits": self})
         factory.protocol = lambda: http._GenericHTTPChannelProtocol(_PacedChannel())
@@ -129,7 +131,7 @@ class HttpLimits:
         self._look_again()
 
     def count(self, reason: str, client: str = "") -> None:
-        """Count it; one line in the log for a flood of them."""
+        """Counts a refusal. Logs at most one line per reason in `_LOG_SECONDS`."""
         self.refused[reason] += 1
         now = time.monotonic()
         if now >= self._logged.get(reason, 0.0) + _LOG_SECONDS:
@@ -137,13 +139,13 @@ class HttpLimits:
             log.warning("listener.http_refused", reason=reason, client=client, open=self.open)
 
     def enter(self, connection: _Counted) -> None:
-        """A connection was made."""
+        """Registers a new connection."""
         self._connections[connection] = None
         if connection.address:
             self._of_address.setdefault(connection.address, {})[connection] = None
 
     def leave(self, connection: _Counted) -> None:
-        """It is gone, or gives way."""
+        """Releases a connection's place. Does nothing if it has none."""
         self._connections.pop(connection, None)
         if (others := self._of_address.get(connection.address)) is not None:
             others.pop(connection, None)
@@ -151,14 +153,14 @@ class HttpLimits:
                 del self._of_address[connection.address]
 
     def wrote(self, size: int) -> None:
-        """So much was handed over for clients; memory is looked at when that may have filled it, and each second."""
+        """Adds ``size`` bytes that were buffered for clients. Memory is checked once they exceed an eighth of the limit."""
         self._written += size
         if self._written > self.bounds.buffer_bytes // 8:
             self._written = 0
             _later(0, self._free_memory)
 
     def look(self) -> None:
-        """End what takes too long; called each second."""
+        """Ends connections that exceed a time limit, and frees memory. Called every `LOOK_SECONDS`."""
         now = time.monotonic()
         for connection in list(self._connections):
             connection.look(now)
@@ -172,7 +174,10 @@ class HttpLimits:
         return "" if not self.bounds.of_address or is_among(host, self.bounds.proxies) else address_key(host)
 
     def _has_room(self, host: str) -> bool:
-        """Whether one more may come; others give way for it, if they can."""
+        """Returns true if one more connection from ``host`` is allowed. Counts the refusal if not.
+
+        At a limit, waiting connections are closed to make room.
+        """
         key = self._key(host)
         of_address = self._of_address.get(key, {}) if key else {}
         if key and len(of_address) >= self.bounds.of_address and not self._give_way(of_address, self.bounds.of_address):
@@ -184,7 +189,12 @@ class HttpLimits:
         return True
 
     def _give_way(self, connections: Iterable[_Counted], limit: int) -> bool:
-        """End those that have waited for their client longest, first of the address that has most; whether there were any."""
+        """Ends some connections that wait for their client. Returns false if there were none.
+
+        It ends up to `_GIVE_WAY_PERCENT` of ``limit``, at least one. Connections of the address with the most waiting ones
+        go first; among them, those that have waited longest.
+        """
+        # Several are ended at once: this visits every connection, and a flood would otherwise repeat it for each new one.
         waiting = [connection for connection in connections if connection.waits_for_client]
         number_of = Counter(connection.address for connection in waiting)
         waiting.sort(key=lambda connection: (-number_of[connection.address], connection.since))
@@ -194,7 +204,10 @@ class HttpLimits:
         return bool(chosen)
 
     def _free_memory(self) -> None:
-        """While more is kept than may be, those that have not taken it for longest are cut."""
+        """Cuts connections until the bytes held for all clients are within ``buffer_bytes``.
+
+        Those that wait for their client go first; among them, those that have waited longest.
+        """
         self._written = 0
         held = {connection: size for connection in self._connections if (size := connection.held_bytes)}
         too_much = sum(held.values()) - self.bounds.buffer_bytes
@@ -213,14 +226,14 @@ def _later(seconds: float, call: Callable[[], None]) -> None:
 
 
 class _NoFactory:
-    """What `ProtocolWrapper` tells of its life."""
+    """A factory for `ProtocolWrapper` that ignores its registrations."""
 
     def registerProtocol(self, protocol: Any) -> None: ...
     def unregisterProtocol(self, protocol: Any) -> None: ...
 
 
 class _Counted(ProtocolWrapper):
-    """A connection that counts, whatever protocol speaks on it."""
+    """A wrapper of one connection, for HTTP as well as WebSocket, that applies the limits."""
 
     def __init__(self, limits: HttpLimits, protocol: Any, address: str = "") -> None:
         factory: Any = _NoFactory()
@@ -238,29 +251,32 @@ class _Counted(ProtocolWrapper):
         self._limits.enter(self)
         if (made := getattr(transport, "socket", None)) is not None:
             transport.bufferSize = READ_BYTES
-            with contextlib.suppress(OSError):  # gone already
+            with contextlib.suppress(OSError):  # the client is already gone
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_SEND_BYTES)
         super().makeConnection(transport)
 
     def enters(self, phase: _Phase) -> None:
-        """Called by the channel."""
+        """Records the phase of the connection and the time at which it began. Called by the channel."""
         self._phase, self.since = phase, time.monotonic()
         if phase in (_Phase.IDLE, _Phase.ANSWER):
-            self._body_bytes = 0
+            self._body_bytes = 0  # the request is done, and its body is no longer kept
 
     @property
     def is_idle(self) -> bool:
-        """Nothing of a request has come."""
+        """Returns true if no byte of a request has arrived."""
         return self._phase is _Phase.IDLE
 
     @property
     def waits_for_client(self) -> bool:
-        """Whether the next step is the client's."""
+        """Returns true if the next step is the client's. Always false for a WebSocket."""
         return self._phase is not _Phase.WORK and not self._is_websocket
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of its body, and of answers that it has not taken."""
+        """Returns the bytes kept of its request's body and of answers that the kernel has not accepted.
+
+        WebSocket output does not count here; it has a limit of its own.
+        """
         return self._body_bytes + (0 if self._is_websocket else _waiting_bytes(self.transport))
 
     @property
@@ -268,7 +284,7 @@ class _Counted(ProtocolWrapper):
         return isinstance(self.wrappedProtocol, WebSocketProtocol)
 
     def holds(self, more: int) -> None:
-        """So much of a body came."""
+        """Adds ``more`` bytes of a request's body."""
         self._body_bytes += more
         self._limits.wrote(more)
 
@@ -282,22 +298,28 @@ class _Counted(ProtocolWrapper):
             self._output = SharedOutput(self.transport)
         if not self._is_cut:
             self._output.write(data)
+            # New messages arrive whether or not the client reads. Without this check, unread ones would fill the memory.
             self._cut_when_slow(self._output)
 
     def writeSequence(self, data: Any) -> None:
         self.write(b"".join(data))
 
     def look(self, now: float) -> None:
-        """End the connection when its client takes too long; called each second."""
+        """Ends the connection if its client exceeds a time limit. Called every `LOOK_SECONDS`.
+
+        A WebSocket has no time limits here; `_cut_when_slow` bounds its output.
+        """
         if self._is_websocket:
             return
         bounds, waiting = self._limits.bounds, _waiting_bytes(self.transport)
         allowed = {_Phase.HEAD: bounds.head_seconds, _Phase.BODY: bounds.body_seconds}.get(self._phase)
-        if self._is_ending:
+        if self._is_ending:  # since the last call the client had time to take the answer 408
             self.cut()
         elif allowed is not None and now > self.since + allowed:
             self._time_out(waiting)
+        # While nothing waits for the client, the measured time starts again at every call.
         elif not waiting or now > self._progress_at + bounds.stall_seconds:
+            # Bytes in the kernel's send buffer are not taken either: see `_kernel_bytes`.
             taken = self._written - waiting - _kernel_bytes(self.transport)
             if waiting and taken < self._taken + bounds.stall_seconds * SLOWEST_BYTES_PER_SECOND:
                 self.cut(NOT_TAKEN)
@@ -311,17 +333,18 @@ class _Counted(ProtocolWrapper):
         self.loseConnection()
 
     def give_way(self) -> None:
-        """Its place is free now; where nothing waits for it, the client is told."""
+        """Releases the connection's place and ends it. The client receives status 503 unless output is still waiting for it."""
         self._limits.count(GAVE_WAY, _host(self.transport))
         if self._phase is _Phase.ANSWER or _waiting_bytes(self.transport):
             self.cut()
             return
+        # The place is free at once, not only in `connectionLost`: the new connection needs it now.
         self._limits.leave(self)
         super().write(_TOO_MANY)
         self.loseConnection()
 
     def cut(self, reason: str = "") -> None:
-        """End it at once; its place is free now."""
+        """Releases the connection's place and aborts it."""
         transport: Any = self.transport
         if reason and not self._is_cut:
             self._limits.count(reason, _host(transport))
@@ -330,7 +353,7 @@ class _Counted(ProtocolWrapper):
         transport.abortConnection()
 
     def _cut_when_slow(self, output: SharedOutput) -> None:
-        """A WebSocket is told more and more."""
+        """Aborts a WebSocket whose client leaves more than ``websocket_buffer_bytes`` untaken."""
         transport: Any = self.transport
         waiting = output.waiting_bytes + _waiting_bytes(transport)
         if waiting > self._limits.bounds.websocket_buffer_bytes:
@@ -346,11 +369,7 @@ class _Counted(ProtocolWrapper):
 
 
 class _PacedChannel(http.HTTPChannel):
-    """Twisted's, which would answer all that a client has sent ahead, whether it takes the answers or not.
-
-    A client sends 1,000 requests of 60 bytes and reads nothing. Twisted stops reading, but has read them all: a thousand
-    answers wait. Here the second request is looked at when the first answer has gone.
-    """
+    """A channel that processes a pipelined request only after the transport accepted the answer before it."""
 
     transport: Any
     _answered: Any = None
@@ -369,6 +388,8 @@ class _PacedChannel(http.HTTPChannel):
         super().allContentReceived()
 
     def requestDone(self, request: Any) -> None:
+        # A client sends 1,000 requests of 60 bytes and reads nothing. Twisted stops reading from the socket, but has the
+        # 1,000 requests already, and would buffer 1,000 answers. So the second request waits until the first answer is gone.
         if self._waitingForTransport and self.persistent:
             self.transport.enters(_Phase.ANSWER)
             self._answered = request
@@ -387,22 +408,23 @@ class _PacedChannel(http.HTTPChannel):
 
 
 def _waiting_bytes(transport: Any) -> int:
-    """Bytes that the kernel has not taken; Twisted keeps them in two places."""
+    """Returns the bytes that the kernel has not accepted. Twisted keeps them in two buffers."""
     return len(transport.dataBuffer) - int(transport.offset) + int(transport._tempDataLen)
 
 
 def _kernel_bytes(transport: Any) -> int:
-    """Bytes that the kernel has taken and the client has not.
+    """Returns the bytes that the kernel has accepted and the client has not acknowledged.
 
-    The kernel asks for more when a third of what it keeps is free. Without this a client that takes 2 kB a second would seem to
-    take nothing for half a minute, and would be cut.
+    The kernel accepts more only when a third of its buffer is free. Without this figure, a client that takes 2 kB a second
+    would seem to take nothing for half a minute, and would be cut.
     """
     made = getattr(transport, "socket", None)
     return kernel_bytes(made.fileno())[0] if made is not None else 0
 
 
 def _forget_output(transport: Any) -> None:
-    """What nobody takes any more would be there until the collector comes: transport and protocol hold each other."""
+    """Empties a lost connection's buffers. Otherwise they stay until the garbage collector runs."""
+    # Transport and protocol reference each other, so reference counting alone does not free them.
     transport.dataBuffer, transport.offset = b"", 0
     transport._tempDataBuffer, transport._tempDataLen = [], 0
 
@@ -412,7 +434,7 @@ def _host(transport: Any) -> str:
 
 
 class _Refusal(Protocol):
-    """One connection too many."""
+    """A protocol that answers with status 503 and closes."""
 
     def connectionMade(self) -> None:
         transport: Any = self.transport
@@ -421,28 +443,30 @@ class _Refusal(Protocol):
 
 
 class _BoundedWebSocket(WebSocketProtocol):
-    """daphne's WebSocket, closed before more of a message was read than anybody here has a use for.
+    """daphne's WebSocket with limits on message length and frame rate.
 
-    A message that is sent to many is framed once.
+    Too long messages are refused before they are read. A long message that is sent to many clients is framed once.
     """
 
     texts = PreparedTexts()
     _second, _frames = 0.0, 0
 
     def _dataReceived(self, data: bytes) -> None:
-        """What comes before the handshake is done waits for it; a client that goes on and on then fills the memory."""
+        """Passes bytes on. Cuts a client that sends more than a message's length before the handshake is done."""
+        # The library keeps all bytes that arrive before the handshake is done: without this they could fill the memory.
         if self.state == self.STATE_CONNECTING and len(self.data) + len(data) > WEBSOCKET_MESSAGE_BYTES:
             self._cut()
         else:
             super()._dataReceived(data)
 
     def onFrameBegin(self) -> None:
-        """A client that floods is cut at once: one that is only told to close may go on for as long as that takes."""
+        """Counts a frame. Cuts a client that sends more than `WEBSOCKET_FRAMES_A_SECOND`."""
         now = time.monotonic()
         if now >= self._second + 1.0:
             self._second, self._frames = now, 0
         self._frames += 1
         if self._frames > WEBSOCKET_FRAMES_A_SECOND:
+            # Aborted, not closed in order: during a closing handshake the client could go on sending.
             self._cut()
         else:
             super().onFrameBegin()
@@ -464,7 +488,8 @@ class _BoundedWebSocket(WebSocketProtocol):
             self.sendPreparedMessage(self.texts.of(content, self.factory.prepareMessage))
 
     def sendMessage(self, *arguments: Any, **options: Any) -> None:
-        """What we say ourselves may be longer; the library has one limit for both."""
+        """Sends a message of any length."""
+        # The library applies one limit in both directions. It is lifted (0) while this server's own message is sent.
         self.maxFramePayloadSize = self.maxMessagePayloadSize = 0
         try:
             super().sendMessage(*arguments, **options)
@@ -473,7 +498,7 @@ class _BoundedWebSocket(WebSocketProtocol):
 
 
 class _BoundedRequest(WebRequest):
-    """daphne's request, refused before more of it was read than anybody here has a use for."""
+    """daphne's request with a limit on its body, enforced while the body arrives."""
 
     limits: HttpLimits
     _is_chunked = _is_refused = False
@@ -485,7 +510,7 @@ class _BoundedRequest(WebRequest):
 
     def handleContentChunk(self, data: bytes) -> None:
         if self._is_refused:
-            return  # what has been read is dropped
+            return  # bytes that were already read are dropped
         self._pieces += 1
         self._bytes += len(data)
         self._weight += max(len(data), _PIECE_BYTES)
@@ -502,12 +527,15 @@ class _BoundedRequest(WebRequest):
         if self._is_chunked:
             del self.channel._transferDecoder._buffer[
                 :
-            ]  # thousands of chunks that were read already are not taken apart
+            ]  # saves the parsing of thousands of chunks that were already read
         self.transport.write(_TOO_LONG)
         self.channel.loseConnection()
 
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
-        """Twisted's takes the query and forms apart as well: seconds for a form of four megabytes, and Django does it again."""
+        """Starts processing without Twisted's parsing of query and form.
+
+        That parsing takes seconds for a form of four megabytes, and Django repeats it.
+        """
         self.content.seek(0)
         self.args: dict[bytes, list[bytes]] = {}
         self.method, self.uri, self.clientproto = command, path, version

@@ -1,4 +1,4 @@
-"""How much of a connection lies in the system's buffers; Linux tells, other systems are taken for empty."""
+"""Bytes of a connection in the kernel's buffers. Known on Linux only; on other systems they are reported as empty."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _NOTHING = bytes(4)
 
 
 def kernel_bytes(descriptor: int) -> tuple[int, int]:
-    """(sent and not acknowledged by the other host, received and not read by us) of a TCP socket."""
+    """Returns two byte counts of a TCP socket: sent but not acknowledged by the other host, received but not read here.
+
+    Both are 0 for a closed descriptor and on systems other than Linux.
+    """
     if descriptor < 0 or sys.platform != "linux":
         return 0, 0
     return _ask(descriptor, termios.TIOCOUTQ), _ask(descriptor, termios.FIONREAD)

@@ -1,9 +1,9 @@
-"""Which raw TCP connections there are, and which of them give way when there are too many.
+"""Places for raw TCP connections, and the choice of the connection to close when there are too many.
 
-A connection counts from the moment it is accepted. While its client has not said what it wants it is *unknown*: to be silent,
-to shake hands for ever or to say one byte is free for a client and must not keep others out. For one more, the oldest unknown
-one gives way, of the address that has most of them. A client that the application knows keeps its place, so one address has its
-share of the places and no more.
+A connection takes a place when it is accepted. It is *unknown* until its client has stated what it wants. Silence, an
+endless handshake or a single byte cost a client nothing, and must not keep others out. To make room, the oldest unknown
+connection of the address with the most unknown ones is closed. A known connection keeps its place, so each address may have
+a share of the places and no more.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ __all__ = ["Guest", "TcpPlaces"]
 
 
 class Guest(Protocol):
-    """A connection."""
+    """A connection that can be aborted."""
 
     def abort(self) -> None: ...
 
 
 class TcpPlaces:
-    """Assumes one caller at a time."""
+    """The places of one server. ``of_address`` is the limit per address; 0: none. Calls must not run concurrently."""
 
     def __init__(self, limit: int, of_address: int = 0) -> None:
         self._limit = limit
-        #: 0: no share.
+        #: 0: no limit per address.
         self._share = of_address
         self._address_of: dict[Guest, str] = {}
         self._number_of: Counter[str] = Counter()
+        #: Unknown connections by address, each address's oldest first.
         self._unknown: dict[str, dict[Guest, None]] = {}
 
     def __len__(self) -> int:
@@ -42,7 +43,7 @@ class TcpPlaces:
         return iter(list(self._address_of))
 
     def enter(self, guest: Guest, host: str) -> Refusal | None:
-        """Takes a place for it, and returns None; returns why there is none."""
+        """Takes a place for a new, unknown connection. Returns null, or the reason if there is no place."""
         address = address_key(host)
         if 0 < self._share <= self._number_of[address] and not self._gives_way(self._unknown.get(address)):
             return Refusal.ADDRESS_LIMIT
@@ -52,19 +53,19 @@ class TcpPlaces:
         return None
 
     def hand_on(self, before: Guest, after: Guest) -> None:
-        """One that was at the gate goes on as another, which is as unknown, and the youngest."""
+        """Transfers a place from one object to another of the same connection. It becomes the youngest unknown connection."""
         address = self._address_of.get(before, "")
         self.leave(before)
         self._put(after, address)
 
     def know(self, guest: Guest) -> None:
-        """It does not give way any more."""
+        """Makes a connection known: it is no longer closed to make room. Ignored if it has no place."""
         address = self._address_of.get(guest)
         if address is not None:
             self._forget_unknown(guest, address)
 
     def leave(self, guest: Guest) -> None:
-        """It is gone."""
+        """Releases the place of a connection. Ignored if it has none."""
         address = self._address_of.pop(guest, None)
         if address is None:
             return
@@ -79,10 +80,11 @@ class TcpPlaces:
         self._unknown.setdefault(address, {})[guest] = None
 
     def _gives_way(self, guests: dict[Guest, None] | None) -> bool:
-        """Ends the oldest of these; whether there was one."""
+        """Aborts the first, and oldest, of these connections. Returns false if there are none."""
         oldest = next(iter(guests), None) if guests else None
         if oldest is None:
             return False
+        # Released here, because the loss of the aborted connection is reported only later, and the place is needed now.
         self.leave(oldest)
         oldest.abort()
         return True

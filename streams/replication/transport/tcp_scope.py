@@ -1,10 +1,11 @@
 """Raw TCP connections as ASGI: the scope ``tcp`` beside ``http`` and ``websocket``, on daphne's reactor.
 
-Knows nothing of the replication protocol; described for other users in ``docs/reference/tcp-scope.md``. Connections
-live on the reactor's own asyncio loop, because its transports tell how many bytes wait; daphne keeps the book of
-applications. Both directions are bounded: reading pauses while the application has not taken what was read, and what
-an application writes waits here in pieces that may be shared by many connections. Who may connect, and TLS, is the
-business of ``gate``.
+This module does not know the replication protocol. ``docs/reference/tcp-scope.md`` describes the scope for other
+applications. Connections run on the reactor's asyncio loop, because its transports report the number of unsent bytes.
+daphne keeps the register of applications.
+
+Both directions are bounded. Reading pauses while the application has not taken its input. Output waits in pieces of bytes
+that many connections may share. Network rules and TLS are in `admission`.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ __all__ = ["AsgiServer", "ListenerLimits", "TcpConnection"]
 
 log = get_logger(__name__)
 
-#: Unread input of one application at which reading stops, and at which it goes on.
+#: Unread input of one application, in bytes, at which reading from the socket pauses, and at which it resumes.
 INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 32 * 1024, 8 * 1024
-#: What a message of input takes besides its bytes.
+#: Memory of a message of input besides its data. Without it, a client that sends single bytes could fill the memory.
 MESSAGE_BYTES = 256
-#: Output that is handed to the transport at a time; the rest waits in pieces.
+#: The transport's write buffer, in bytes. Further output waits in shared pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
-#: At an orderly end, how long the request of a connection that was just made may take to come, and the last answer to go.
+#: The time, at an orderly end, for the request of a just accepted connection to arrive and for the last answer to leave.
 SETTLE_SECONDS = 0.2
-#: Refusals for one reason are logged no more often than this; all are counted.
+#: The least time between two log lines about refusals for the same reason. All refusals are counted.
 REFUSAL_LOG_SECONDS = 1.0
-#: A WebSocket is accepted when its session has been read; when a server comes back, all its viewers ask for that at once.
+#: A WebSocket is accepted only after its session was read. After a restart all viewers of a server reconnect at once, so
+#: this may take long.
 WEBSOCKET_HANDSHAKE_SECONDS = 30
 Message = dict[str, Any]
 Application = Callable[..., Awaitable[None]]
@@ -55,7 +57,7 @@ Application = Callable[..., Awaitable[None]]
 class TcpConnection(asyncio.Protocol):
     """One accepted connection. The object itself is the scope's extension ``tcp.transport``.
 
-    All methods are called on the loop. `write` never blocks; watch `buffered_bytes`.
+    All methods must be called on the loop. `write` never blocks; the application watches `buffered_bytes`.
     """
 
     def __init__(self, server: AsgiServer) -> None:
@@ -71,57 +73,61 @@ class TcpConnection(asyncio.Protocol):
         self._can_write = True
         self._is_closing = False
 
-    # --- what the application uses --------------------------------------------------------------------------------
+    # --- for the application --------------------------------------------------------------------------------------
 
     def know(self) -> None:
-        """The client has said what it wants: from now on its connection does not give way to others."""
+        """Marks the client as known, because it has stated what it wants. The connection is no longer closed to make room."""
         self._server.known(self)
 
     def write(self, data: bytes) -> None:
-        """Send bytes after all earlier ones; ignored once the connection is closing."""
+        """Sends bytes after all earlier ones. Ignored once the connection is closing."""
         if self._is_closing or not data:
             return
         if self._can_write and not self._output and self._transport is not None:
             self._transport.write(data)
             return
+        # Kept as a reference: the transport would copy the piece for each of the connections that share it.
         self._output.append(data)
         self._output_bytes += len(data)
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Returns the number of written bytes that the kernel has not accepted yet. 0 without a connection."""
         if self._transport is None:
             return 0
         return self._output_bytes + self._transport.get_write_buffer_size()
 
     @property
     def waiting_lines(self) -> int:
-        """Ends of lines in the pieces that wait here; what the transport has taken is not looked at."""
+        """Returns the number of line ends in the pieces that wait here. Bytes in the transport's buffer are not counted."""
         return sum(piece.count(b"\n") for piece in self._output)
 
     @property
     def kernel_bytes(self) -> tuple[int, int]:
-        """Bytes in the system's buffers: sent and not acknowledged, received and not read. Zeros where it does not tell."""
+        """Returns two byte counts of the kernel's buffers: sent but not acknowledged, received but not read.
+
+        Both are 0 where the system does not report them.
+        """
         made = self._transport.get_extra_info("socket") if self._transport is not None else None
         return kernel_bytes(made.fileno()) if made is not None else (0, 0)
 
     def drop_waiting(self) -> int:
-        """Forget the pieces that were not handed to the transport yet, and tell how many bytes they had.
+        """Drops the pieces that the transport has not received yet, and returns their number of bytes.
 
-        What the peer gets is then a whole number of pieces, so of whole lines when pieces are whole lines.
+        The client still receives a whole number of pieces. If each piece is a whole line, it receives only whole lines.
         """
         dropped, self._output_bytes = self._output_bytes, 0
         self._output.clear()
         return dropped
 
     def close(self) -> None:
-        """Close once everything written has gone out."""
+        """Closes the connection after all written bytes have been sent."""
         self._is_closing = True
         if self._transport is not None and not self._output:
             self._transport.close()
 
     def abort(self) -> None:
-        """Close now; what was not sent is lost."""
+        """Closes the connection at once. Unsent bytes are lost."""
         self._is_closing = True
         self.drop_waiting()
         if self._transport is not None:
@@ -134,6 +140,7 @@ class TcpConnection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=TRANSPORT_HIGH_BYTES)
         self._transport.pause_reading()  # until the application accepts
         self._paused_reading = True
+        # The event loop of Python 3.11.2 starts reading after `connection_made`, even if that has paused reading.
         asyncio.get_running_loop().call_soon(self._pause_again)
         scope = {
             "type": "tcp",
@@ -151,7 +158,7 @@ class TcpConnection(asyncio.Protocol):
             self._paused_reading = True
 
     def eof_received(self) -> bool:
-        """The peer sends no more; the application may still answer what came before."""
+        """Reports the end of the client's input. The application may still answer earlier input."""
         self._put({"type": "tcp.eof"})
         return True
 
@@ -176,7 +183,7 @@ class TcpConnection(asyncio.Protocol):
     # --- ASGI -----------------------------------------------------------------------------------------------------
 
     async def receive(self) -> Message:
-        """The application's next message."""
+        """Returns the next ASGI message for the application. Waits until there is one."""
         while not self._input:
             self._input_ready.clear()
             await self._input_ready.wait()
@@ -187,7 +194,10 @@ class TcpConnection(asyncio.Protocol):
         return message
 
     def handle_reply(self, message: Message) -> None:
-        """A message of the application; called by daphne."""
+        """Executes an ASGI message of the application. Raises `ValueError` for an unknown type.
+
+        Called by `AsgiServer` and by daphne.
+        """
         kind = message["type"]
         if kind == "tcp.accept":
             self._accepted = True
@@ -200,14 +210,14 @@ class TcpConnection(asyncio.Protocol):
             raise ValueError(f"{kind!r} cannot be sent on a tcp scope; use tcp.accept, tcp.send or tcp.close.")
 
     def handle_exception(self, exception: BaseException) -> None:
-        """The application failed; called by daphne, which has logged it."""
+        """Aborts the connection after the application failed. Called by daphne, which has logged the error."""
         self.abort()
 
     def check_timeouts(self) -> None:
-        """Called by daphne every two seconds; times are the application's business here."""
+        """Does nothing: time limits are the application's task. Called by daphne every two seconds."""
 
     def _pause_again(self) -> None:
-        """The event loop of Python 3.11.2 begins to read after `connection_made`, whatever that has asked for."""
+        # The transport believes that it is paused, and would ignore a second `pause_reading` alone.
         if self._paused_reading and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             self._transport.pause_reading()
@@ -225,7 +235,7 @@ class TcpConnection(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ListenerLimits:
-    """How much a server takes."""
+    """The limits of a server's listeners."""
 
     tcp_connections: int = 5_000
     tcp_of_address: int = 0
@@ -235,12 +245,12 @@ class ListenerLimits:
 
 
 class AsgiServer(DaphneServer):
-    """daphne with raw TCP connections; HTTP and WebSocket only where ``http_sockets`` listen.
+    """daphne with raw TCP connections. Serves HTTP and WebSocket only on ``http_sockets``.
 
-    Sockets come bound and listening, so that errors of binding are the caller's and port 0 is known before the start.
-    ``when_ready`` is called on the loop once everything accepts; ``when_stopping`` is awaited first at an orderly end,
-    and gets `stop_within_seconds`. HTTP requests that have come by then are answered, within `finish_within_seconds`; new
-    connections are not taken meanwhile, so that a proxy in front asks another server.
+    Sockets must be bound and listening. The caller thus handles errors of binding, and knows the port chosen for port 0
+    before the start. ``when_ready`` is awaited on the loop before TCP connections are accepted. ``when_stopping`` is awaited
+    first at an orderly end, for at most `stop_within_seconds`. HTTP requests that have arrived by then are answered, for at
+    most `finish_within_seconds`. Meanwhile no new connections are accepted, so that a proxy in front uses another server.
     """
 
     stop_within_seconds = 1.5
@@ -284,7 +294,7 @@ class AsgiServer(DaphneServer):
         self._refusals_logged: dict[str, float] = {}
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM; returns when everything is closed, and raises what made the start fail."""
+        """Serves until SIGINT or SIGTERM. Returns when everything is closed. Raises the error that made the start fail."""
         reactor.callWhenRunning(self._begin)
         super().run()
         if self.failure is not None:
@@ -293,23 +303,23 @@ class AsgiServer(DaphneServer):
     # --- connections ----------------------------------------------------------------------------------------------
 
     def entered(self, gate: Admission, host: str) -> Refusal | None:
-        """A connection at the gate; why there is no room for it."""
+        """Takes a place for a new connection. Returns the reason if there is none, else null."""
         return self._places.enter(gate, host)
 
     def left(self, gate: Admission) -> None:
-        """It is gone."""
+        """Releases the place of a connection that ended during admission. Has no effect after `passed`."""
         self._places.leave(gate)
 
     def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
-        """It came through the gate: the connection goes on as the protocol above."""
+        """Transfers the place from the admission to the protocol above it."""
         self._places.hand_on(gate, cast(TcpConnection, above))
 
     def known(self, connection: TcpConnection) -> None:
-        """The application knows the client."""
+        """Marks a connection as known, so that it is not closed to make room."""
         self._places.know(connection)
 
     def refused(self, reason: Refusal, host: str, detail: str = "") -> None:
-        """Count it; one line in the log, but for those that come in floods."""
+        """Counts a refusal. Logs at most one line per reason in `REFUSAL_LOG_SECONDS`."""
         self.refusals[reason.value] += 1
         now = time.monotonic()
         if now >= self._refusals_logged.get(reason.value, 0.0) + REFUSAL_LOG_SECONDS:
@@ -317,20 +327,20 @@ class AsgiServer(DaphneServer):
             log.warning("listener.connection_refused", client=host, reason=reason.value, detail=detail)
 
     def tls_context(self) -> ssl.SSLContext:
-        """For the handshake of one more client."""
+        """Returns the context for the next handshake. Raises `RuntimeError` without certificates."""
         if self._certificates is None:
             raise RuntimeError("TLS without certificates: the gate let somebody speak it.")
         return self._certificates.context()
 
     def start_application(self, connection: TcpConnection, scope: Message) -> None:
-        """Run the application on a connection; the connection ends with it."""
+        """Starts the application on a connection. When the application ends, the connection is closed."""
         scope.setdefault("asgi", {"version": "3.0"})
         self.protocol_connected(connection)
         task = asyncio.ensure_future(self._run_application(connection, scope))
         self.connections[connection]["application_instance"] = task
 
     def forget(self, connection: TcpConnection) -> None:
-        """The transport is gone."""
+        """Releases a connection whose transport is lost, and reports the disconnection to daphne."""
         self._places.leave(connection)
         if connection in self.connections:
             self.protocol_disconnected(connection)
@@ -361,18 +371,19 @@ class AsgiServer(DaphneServer):
                 listener = await twisted_loop.create_server(self._gate, sock=one)
                 self._tcp_listeners.append(listener)
             self.announce()
-        except Exception as error:  # noqa: BLE001 - whatever it is, `run` raises it after the reactor has stopped
+        except Exception as error:  # noqa: BLE001 - any error: `run` raises it after the reactor has stopped
             self.failure = error
             self.stop()
 
     def announce(self) -> None:
-        """Everything accepts; a hook for subclasses."""
+        """Called once all listeners accept connections. Does nothing; subclasses may override it."""
 
     def kill_all_applications(self) -> defer.Deferred[Any]:
-        """Close listeners and connections in order; called by daphne before the reactor stops."""
+        """Closes listeners and connections in order. Called by daphne before the reactor stops."""
         return defer.Deferred.fromFuture(asyncio.ensure_future(self._end(), loop=twisted_loop))
 
     async def _end(self) -> None:
+        # TCP connections are not accepted any more. `when_stopping` and the last HTTP requests then run side by side.
         for listener in self._tcp_listeners:
             listener.close()
         await asyncio.gather(self._leave(), self._finish_requests())
@@ -385,20 +396,22 @@ class AsgiServer(DaphneServer):
 
     async def _leave(self) -> None:
         if self.when_stopping is not None:
-            with contextlib.suppress(TimeoutError):  # whoever does not get ready in time is cut afterwards
+            with contextlib.suppress(TimeoutError):  # `_end` aborts connections that are still open then
                 await asyncio.wait_for(self.when_stopping(), self.stop_within_seconds)
 
     # --- the last HTTP requests -----------------------------------------------------------------------------------
 
     def listen_success(self, port: Any) -> None:
-        """A listener of HTTP accepts; called by daphne."""
+        """Records an HTTP port that accepts connections. Called by daphne."""
         super().listen_success(port)
         self._http_ports.append(port)
 
     async def _finish_requests(self) -> None:
-        """Take whoever has connected already and nobody else; then wait for the answers."""
+        """Accepts the connections that are already in the kernel's queue, closes the HTTP ports, and waits for open requests."""
         for port in self._http_ports:
-            port.doRead()  # the kernel would reset what it has accepted for us
+            # A client connects; the kernel completes the handshake and queues the connection for accept(). Closing the
+            # listener now would reset it. So the queue is accepted first.
+            port.doRead()
             await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)
         started = time.monotonic()
         settled = started + (SETTLE_SECONDS if self.http_limits.open else 0.0)
@@ -416,12 +429,12 @@ class AsgiServer(DaphneServer):
 
 
 def _weight(message: Message) -> int:
-    """How much a message of input counts; without its own size a client that sends single bytes fills the memory."""
+    """Returns the bytes that a message counts against the input limit: its data and `MESSAGE_BYTES`."""
     return len(message.get("bytes", b"")) + MESSAGE_BYTES
 
 
 def _tls_extension(transport: asyncio.Transport) -> Message:
-    """ASGI's extension ``tls``: who the client is by its certificate."""
+    """Returns ASGI's extension ``tls``: the common name in the client's certificate, and the TLS version. Empty without TLS."""
     certificate = transport.get_extra_info("peercert")
     if not certificate:
         return {}
@@ -430,5 +443,5 @@ def _tls_extension(transport: asyncio.Transport) -> Message:
 
 
 def _address(name: Any) -> list[Any] | None:
-    """ASGI's ``[host, port]``."""
+    """Returns the address as ASGI's ``[host, port]``, or null if it is none (a socket file)."""
     return [name[0], name[1]] if isinstance(name, tuple) else None

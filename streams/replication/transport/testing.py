@@ -1,6 +1,6 @@
-"""Test doubles for the scope ``tcp``: drive an application without a socket. Shipped, so that others can test theirs.
+"""Test doubles for the scope ``tcp``: they run an application without a socket. Other projects may use them for their tests.
 
-`TcpCommunicator` runs an ASGI application on a made-up connection; `MemoryTransport` is the way out of it.
+`TcpCommunicator` runs an ASGI application on a simulated connection. `MemoryTransport` collects its output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["MemoryTransport", "TcpCommunicator"]
 
 
 class MemoryTransport:
-    """The extension ``tcp.transport``, made of bytes. While ``stuck`` the peer takes nothing by itself."""
+    """The extension ``tcp.transport`` in memory. While ``stuck`` is true, output waits until the test calls `take`."""
 
     def __init__(self) -> None:
         self.taken = bytearray()
@@ -24,57 +24,57 @@ class MemoryTransport:
 
     @property
     def sent(self) -> bytes:
-        """Everything written and not dropped."""
+        """Returns all bytes that were written and not dropped."""
         return bytes(self.taken + self.waiting)
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that the peer has not taken."""
+        """Returns the number of bytes that the client has not taken."""
         return len(self.waiting)
 
     @property
     def waiting_lines(self) -> int:
-        """Lines that the peer has not taken."""
+        """Returns the number of line ends that the client has not taken."""
         return self.waiting.count(b"\n")
 
     @property
     def kernel_bytes(self) -> tuple[int, int]:
-        """There is no system in between."""
+        """Returns zeros, because there is no kernel buffer."""
         return 0, 0
 
     def know(self) -> None:
-        """The application knows its client."""
+        """Records that the application called it, in ``is_known``."""
         self.is_known = True
 
     def write(self, data: bytes) -> None:
-        """Bytes for the peer."""
+        """Sends bytes to the client. Ignored once the connection is closing."""
         if not self.is_closing:
             self.waiting += data
             if not self.stuck:
                 self.take(len(self.waiting))
 
     def take(self, size: int) -> None:
-        """The peer takes some bytes."""
+        """Lets the client take up to ``size`` waiting bytes."""
         self.taken += self.waiting[:size]
         del self.waiting[:size]
 
     def drop_waiting(self) -> int:
-        """Forget what was not taken."""
+        """Drops the bytes that the client has not taken, and returns their number."""
         dropped = len(self.waiting)
         self.waiting.clear()
         return dropped
 
     def close(self) -> None:
-        """No more writes."""
+        """Ends the connection for further writes."""
         self.is_closing = True
 
     def abort(self) -> None:
-        """Gone."""
+        """Ends the connection, and records this in ``is_aborted``."""
         self.is_closing = self.is_aborted = True
 
 
 class TcpCommunicator(ApplicationCommunicator):
-    """A client of an application that serves the scope ``tcp``."""
+    """A test client of an ASGI application that serves the scope ``tcp``."""
 
     def __init__(self, application: Any, client: tuple[str, int] = ("127.0.0.1", 50_000)) -> None:
         self.transport = MemoryTransport()
@@ -88,18 +88,18 @@ class TcpCommunicator(ApplicationCommunicator):
         super().__init__(application, scope)
 
     async def connect(self, timeout: float = 1.0) -> None:  # noqa: ASYNC109 - as asgiref's own methods have it
-        """Connect, and see to it that the application accepts."""
+        """Connects. Raises `AssertionError` if the application does not accept."""
         await self.send_input({"type": "tcp.connect"})
         message = await self.receive_output(timeout)
         if message["type"] != "tcp.accept":
             raise AssertionError(f"expected tcp.accept, got {message!r}")
 
     async def send(self, data: bytes) -> None:
-        """Bytes from the client."""
+        """Sends bytes from the client to the application."""
         await self.send_input({"type": "tcp.receive", "bytes": data})
 
     async def receive_until(self, end: bytes, timeout: float = 1.0) -> bytes:  # noqa: ASYNC109
-        """Everything written so far, once it holds ``end``; fails when that does not come in time."""
+        """Returns everything written so far, once it contains ``end``. Raises `TimeoutError` after ``timeout`` seconds."""
         async with asyncio.timeout(timeout):
             while end not in self.transport.sent:
                 await self.pump()
@@ -107,7 +107,7 @@ class TcpCommunicator(ApplicationCommunicator):
         return self.transport.sent
 
     async def pump(self) -> None:
-        """Take messages that the application sent the ASGI way."""
+        """Executes the ASGI messages (``tcp.send``, ``tcp.close``) that the application has sent so far."""
         while not self.output_queue.empty():
             message = await self.output_queue.get()
             if message["type"] == "tcp.send":
@@ -116,6 +116,6 @@ class TcpCommunicator(ApplicationCommunicator):
                 self.transport.close()
 
     async def disconnect(self) -> None:
-        """The client goes; wait for the application to end."""
+        """Disconnects the client and waits until the application has ended."""
         await self.send_input({"type": "tcp.disconnect", "reason": ""})
         await self.wait()

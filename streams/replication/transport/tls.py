@@ -1,7 +1,7 @@
-"""TLS of the replication port and of followers: contexts, new certificates without a restart, failures in words.
+"""TLS of the replication port and of followers: contexts, reload of changed certificates, and error texts.
 
-Servers want a certificate of every client, from the authorities of one file. TLS 1.2 is the least. Sessions are never
-resumed, so that every connection is checked against the authorities of its own day.
+A server requires a certificate of every client, signed by one of the authorities in one file. The oldest allowed version
+is TLS 1.2. Sessions are never resumed, so that every connection is checked against the authorities in force at its start.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
 
 log = get_logger(__name__)
 
-#: Addresses of servers that speak TLS begin with one of these.
+#: Schemes of servers' addresses that mean TLS.
 TLS_SCHEMES = ("tls", "tcps")
-#: Files are looked at for changes this often, when somebody connects.
+#: The least time between two checks for changed files. A check happens when a client connects.
 LOOK_SECONDS = 5.0
 _EXPIRED, _NOT_YET_VALID = 10, 9  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_CERT_NOT_YET_VALID
 
 
 class Refusal(enum.StrEnum):
-    """Why a connection was refused before it spoke the protocol; every one is counted under one of these."""
+    """The reason why a connection was refused before the protocol began. Refusals are counted by it."""
 
     CONNECTION_LIMIT = "connection limit"
     ADDRESS_LIMIT = "address limit"
@@ -57,7 +57,7 @@ class Refusal(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files; empty: none."""
+    """The paths of PEM files. Empty: no file."""
 
     certificate: str = ""
     key: str = ""
@@ -65,7 +65,11 @@ class TlsFiles:
 
     @classmethod
     def of_server(cls, given: StreamSettings, options: dict[str, str | None] | None = None) -> TlsFiles | None:
-        """Those of the replication port, from options and settings; None: it speaks no TLS."""
+        """Returns the files of the replication port, or null if it does not use TLS. Options take precedence over settings.
+
+        The port uses TLS if client authorities are given, or a certificate or key as an option. A certificate that only the
+        settings name does not count.
+        """
         said = options or {}
         authorities = said.get("tls_client_ca") or given.tls_client_ca
         certificate, key = said.get("tls_certificate"), said.get("tls_key")
@@ -75,14 +79,17 @@ class TlsFiles:
 
     @classmethod
     def of_client(cls, given: StreamSettings, options: dict[str, str | None]) -> TlsFiles:
-        """Those shown to, and wanted of, a server that is followed."""
+        """Returns a follower's files: its own certificate and key, and the server's authorities. Options precede settings."""
         certificate = options.get("tls_certificate") or given.tls_certificate
         key = options.get("tls_key") or given.tls_key
         return cls(certificate, key, options.get("tls_ca") or given.tls_server_ca)
 
 
 class Certificates:
-    """The server's context, made anew when its files changed. Raises `BadCertificate` at once when they cannot be used."""
+    """The server's TLS context, reloaded when its files change.
+
+    The constructor raises `BadCertificate` if a file is not given or cannot be used.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         for name, file in (
@@ -97,11 +104,15 @@ class Certificates:
                 )
         self._files = files
         self._looked_at = time.monotonic()
+        # Stamps are taken before the files are read. A file that changes in between has another stamp at the next check.
         self._stamps = self._stamp()
         self._context = server_context(files)
 
     def context(self) -> ssl.SSLContext:
-        """The context for a new connection; files that cannot be used leave the old one in force."""
+        """Returns the context for a new connection. If changed files cannot be used, the previous context stays in force.
+
+        Changes are looked for at most every `LOOK_SECONDS`.
+        """
         now = time.monotonic()
         if now >= self._looked_at + LOOK_SECONDS:
             self._looked_at = now
@@ -112,6 +123,8 @@ class Certificates:
         stamps = self._stamp()
         if stamps == self._stamps:
             return
+        # Stored even if loading fails. Example: the certificate is replaced, its key a second later. Loading the unequal pair
+        # fails once; the key's new stamp then causes another attempt.
         self._stamps = stamps
         try:
             self._context = server_context(self._files)
@@ -129,13 +142,14 @@ def _stamp(path: Path) -> tuple[int, int] | None:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_ino
+    return found.st_mtime_ns, found.st_ino  # a file renamed over the old one may keep its time, but is another inode
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """A context that asks for a client's certificate.
+    """Returns a context that asks for a client certificate. Raises `BadCertificate`.
 
-    A client without one gets through the handshake, so that it can be told why it is refused: whoever uses this has to look.
+    A client without a certificate completes the handshake, so that it can be sent the reason of its refusal. The caller must
+    therefore check for the certificate.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -151,10 +165,10 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def checking_context(authorities: str | None = None) -> ssl.SSLContext:
-    """Returns a context that checks a server's name and certificate, by the same rules on every Python.
+    """Returns a context that checks a server's name and certificate, by the same rules on every Python version.
 
-    Since Python 3.13 the default also refuses certificates without key identifiers, which openssl 3.0 makes and the servers of a
-    site may have for years to come, and takes an intermediate authority for a root. Neither holds before.
+    Python 3.13 changed two defaults, which this undoes. It refuses certificates without key identifiers; openssl 3.0 creates
+    such certificates, and a site may use them for years. It also accepts an intermediate authority as a root.
     """
     context = ssl.create_default_context(cafile=authorities)
     context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
@@ -162,7 +176,10 @@ def checking_context(authorities: str | None = None) -> ssl.SSLContext:
 
 
 def client_context(files: TlsFiles) -> ssl.SSLContext:
-    """A context that checks the server's name and certificate, and shows our own where there is one."""
+    """Returns a context that checks the server's name and certificate, and sends the client's own certificate if there is one.
+
+    Raises `BadCertificate`.
+    """
     try:
         context = checking_context(files.authorities or None)
     except (OSError, ssl.SSLError) as error:
@@ -196,7 +213,7 @@ def _words(error: OSError) -> str:
 
 
 def refusal_of(error: ssl.SSLError) -> Refusal:
-    """Why a server's handshake failed."""
+    """Returns the reason for a failed handshake on the server's side."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return Refusal.EXPIRED if error.verify_code in (_EXPIRED, _NOT_YET_VALID) else Refusal.UNTRUSTED
     reason = error.reason or ""
@@ -207,7 +224,7 @@ def refusal_of(error: ssl.SSLError) -> Refusal:
     return Refusal.OWN_CERTIFICATE if "ALERT" in reason else Refusal.HANDSHAKE
 
 
-#: What OpenSSL calls it on the client's side -> what it means, and what to do.
+#: OpenSSL's name of an error on the client's side (its end) -> the meaning and the remedy.
 _MEANINGS = {
     "CERTIFICATE_REQUIRED": "the server wants a client certificate: give --tls-certificate and --tls-key",
     "CERTIFICATE_EXPIRED": "our client certificate has expired: have it renewed",
@@ -220,7 +237,7 @@ _MEANINGS = {
 
 
 def explain(error: ssl.SSLError) -> str:
-    """A client's failure in words."""
+    """Returns the cause of a failed handshake on the client's side, with a remedy where one is known."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate is not trusted: {error.verify_message}; name its authority with --tls-ca"
     reason = error.reason or str(error)
@@ -231,14 +248,14 @@ def explain(error: ssl.SSLError) -> str:
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--tls-certificate``, ``--tls-key`` and ``--tls-client-ca``; without them the settings count."""
+    """Adds ``--tls-certificate``, ``--tls-key`` and ``--tls-client-ca``. Their defaults are the settings."""
     parser.add_argument("--tls-certificate", metavar="FILE", help="certificate (chain) of the replication port, PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
     parser.add_argument("--tls-client-ca", metavar="FILE", help="authorities of client certificates, PEM")
 
 
 def add_client_arguments(parser: argparse.ArgumentParser) -> None:
-    """``--tls-certificate``, ``--tls-key`` and ``--tls-ca``; without them the settings count."""
+    """Adds ``--tls-certificate``, ``--tls-key`` and ``--tls-ca``. Their defaults are the settings."""
     parser.add_argument("--tls-certificate", metavar="FILE", help="our client certificate, PEM")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key, PEM")
     parser.add_argument("--tls-ca", metavar="FILE", help="authorities of the server, PEM (default: the system's)")

@@ -1,8 +1,8 @@
-"""What waits for the client of a WebSocket: pieces that many connections share, handed to the transport a little at a time.
+"""Output buffers of WebSockets: pieces of bytes that many connections share, passed to the transport in small parts.
 
-The transport copies what it is given. A page for a thousand viewers would be there a thousand times while they are slow to take
-it; here each holds a reference to the same bytes, and the transport no more than ``PIECE_BYTES`` or so. Assumes the reactor's
-thread and Twisted's own transports.
+A transport copies the bytes that it is given. A page for a thousand slow viewers would thus be in memory a thousand times.
+Here each connection holds a reference to the same bytes, and each transport copies about ``PIECE_BYTES``. Assumes the
+reactor's thread and Twisted's own transports.
 """
 
 from __future__ import annotations
@@ -19,32 +19,35 @@ PIECE_BYTES = 32 * 1024
 
 
 class SharedOutput:
-    """Writes to a transport in order; the transport asks for more when it has sent what it was given (a *pull producer*)."""
+    """A queue of output for one transport.
+
+    It is a *pull producer*: the transport requests each part after it has sent the last one.
+    """
 
     def __init__(self, transport: Any) -> None:
         self._transport = transport
         self._pieces: deque[bytes] = deque()
-        self._begun = 0  # of the first piece so much was handed over
+        self._begun = 0  # bytes of the first piece that the transport has received
         self.waiting_bytes = 0
-        """Not handed over yet."""
+        """Bytes that the transport has not received yet."""
 
     def write(self, data: bytes) -> None:
-        """Send it after all that was written before."""
+        """Queues bytes behind all earlier ones."""
         self._pieces.append(data)
         self.waiting_bytes += len(data)
         if self._transport.producer is not self:
-            self._transport.unregisterProducer()  # that of HTTP, which spoke here before
+            self._transport.unregisterProducer()  # HTTP's producer, from before the upgrade to a WebSocket
             self._transport.registerProducer(self, False)
 
     def resumeProducing(self) -> None:
-        """Called by the transport when it has nothing left to send."""
+        """Writes the next part. Called by the transport when it has nothing left to send."""
         if self._pieces:
             self._transport.write(self._take())
         if not self._pieces:
             self._transport.unregisterProducer()
 
     def stopProducing(self) -> None:
-        """Called by the transport when the connection is lost: nothing of it is kept."""
+        """Drops the queue. Called by the transport when the connection is lost."""
         self._pieces.clear()
         self.waiting_bytes = 0
 
@@ -60,13 +63,16 @@ class SharedOutput:
 
 
 class PreparedTexts:
-    """Messages as frames, the last few: what is sent to many is framed once, and is the same bytes for all."""
+    """A cache of the last few messages as WebSocket frames.
+
+    A message to many clients is framed once, and all of them share its bytes.
+    """
 
     def __init__(self, kept: int = 4) -> None:
         self._frames: BoundedDict[str | bytes, Any] = BoundedDict(kept)
 
     def of(self, content: str | bytes, prepare: Callable[..., Any]) -> Any:
-        """Returns the frame of a text or of bytes; ``prepare`` is that of autobahn's factory."""
+        """Returns the frame of a text or of bytes, uncompressed. ``prepare`` is the ``prepareMessage`` of autobahn's factory."""
         found = self._frames.get(content)
         if found is None:
             data, is_binary = (content, True) if isinstance(content, bytes) else (content.encode(), False)
