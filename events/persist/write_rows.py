@@ -107,10 +107,7 @@ _MOST_ROWS = 1_000
 
 @dataclass(slots=True)
 class _Writing:
-    """Everything that is written for all rooms, in this order: statements, rows by model, statements.
-
-    Facts go in between.
-    """
+    """The rows and statements of all rooms, sent in this order: ``before``, inserts of facts, ``rows``, ``after``."""
 
     before: list[Statement] = field(default_factory=list)
     facts: list[Event | CurrentStateDelta] = field(default_factory=list)
@@ -124,8 +121,8 @@ class _Writing:
     def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
         """Sends everything in one message. Facts are written through their reservations."""
         if reservations:
-            # The reservations are nested: each ``write_with`` calls ``insert``, which goes on with the next one. The innermost call
-            # sends the message, so an error reaches all of them.
+            # The reservations are nested: each ``write_with`` calls ``insert``, which goes on with the next one. The
+            # innermost call sends the message, so an error reaches all of them.
             (reservation, facts), *others = reservations
 
             def insert(by_model: Mapping[type[Model], Sequence[Fact]]) -> None:
@@ -160,8 +157,8 @@ def write_rooms(
 
     ``stored_outliers`` are events of the batch that are stored as outliers. They move to a new stream position.
     """
-    # Both paths reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B get the lock
-    # first and store 6, and A then build on 6 with 5: positions would not ascend in causal order.
+    # Both paths reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B get the
+    # lock first and store 6, and A then build on 6 with 5: positions would not ascend in causal order.
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
     if not any(_is_something(changes) for _, _, changes in rooms):
@@ -370,8 +367,8 @@ class _Room:
             members = CurrentState.objects.using(self._stored.using).filter(room_id=self.room_id, type="m.room.member")
             return list(members.values_list("state_key", flat=True))
         users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
-        # Processes look up the target of a redaction in a row of ``events``. So only other redactions are handled here: stored ones
-        # that take effect now, and those that lost their effect.
+        # Processes look up the target of a redaction in a row of ``events``. So only other redactions are handled here:
+        # stored ones that take effect now, and those that lost their effect.
         new = {event.event_id for event in changes.events}
         rejected = set(changes.filled.rejected)
         unflagged = [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
@@ -447,8 +444,8 @@ class _Room:
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
-        """Writes what depends on the rows of the batch: gaps, and visibility ranges that are recomputed or of backfilled
-        events.
+        """Writes what depends on the rows of the batch: gaps, and visibility ranges that need their positions or are
+        recomputed.
         """
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
