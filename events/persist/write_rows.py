@@ -157,7 +157,7 @@ def write_rooms(
 
     ``stored_outliers`` are events of the batch that are stored as outliers. They move to a new stream position.
     """
-    # Both paths reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B get the
+    # Both ways of writing reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B get the
     # lock first and store 6, and A then build on 6 with 5: positions would not ascend in causal order.
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
@@ -444,9 +444,7 @@ class _Room:
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
-        """Writes what depends on the rows of the batch: gaps, and visibility ranges that need their positions or are
-        recomputed.
-        """
+        """Writes what depends on the written rows: gaps, and visibility ranges that are recomputed or of backfilled events."""
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
