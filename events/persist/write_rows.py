@@ -157,8 +157,8 @@ def write_rooms(
 
     ``stored_outliers`` are events of the batch that are stored as outliers. They move to a new stream position.
     """
-    # Both ways of writing reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B get the
-    # lock first and store 6, and A then build on 6 with 5: positions would not ascend in causal order.
+    # Both ways of writing reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B
+    # get the lock first and store 6, and A then build on 6 with 5: positions would not ascend in causal order.
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
     if not any(_is_something(changes) for _, _, changes in rooms):
