@@ -137,7 +137,7 @@ def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
     found: list[PictureEvent] = []
     while left:
         event_id = heapq.heappop(ready)[-1] if ready else min(left, key=lambda name: _descending(left[name]))
-        if event_id not in left:
+        if event_id not in left:  # it was taken before, when a cycle was broken
             continue
         event = left.pop(event_id)
         found.append(event)
@@ -177,6 +177,7 @@ class _Lanes:
         return Node(event, row, lane, len(outside) - gone + drawn_not, gone)
 
     def _begin(self, event_id: str, own: int, prev: str) -> None:
+        # The first line goes down in the event's own lane. Others join a lane that leads to the same event, or take a free one.
         lane = (
             own
             if own not in self._taken

@@ -33,7 +33,10 @@ class Feed(models.Model):
 
 
 class FeedEntry(models.Model):
-    """A stream position of a room with an event that may be new to the user. The event is the one that is there now."""
+    """A stream position in a room that may have something new for the user.
+
+    The row does not name the event: the one that has this position when the feed is read counts.
+    """
 
     pk = models.CompositePrimaryKey("user_id", "stream_ordering")
     user_id = IdentifierField()

@@ -81,6 +81,7 @@ def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_
     """Yields sequences of events that became neighbours, including the stored events at both ends."""
     part: list[_Placed] = []
     for event in events:
+        # Neighbours with a changed position between or at them. Other neighbours are in one stored run already.
         if part and event.known and bisect_left(changed, part[-1].place) < bisect_right(changed, event.place):
             part.append(event)
             continue
@@ -121,6 +122,8 @@ class _Part:
         for row in worked_out.rows:
             self._put(row)
         self._end(worked_out.still_open())
+        # A stored event that was the first of its run has rows that were computed without an event before it: these are deleted.
+        # Between the two ends such a run was the event alone, so its ranges are deleted as well.
         for event in self._kept:
             if event.place != self._below:
                 alone = self._worked_out([event])
@@ -142,7 +145,7 @@ class _Part:
                 before[event.event_id] = group
         return before.get(event.event_id)
 
-    # --- what becomes of a range --------------------------------------------------------------------------------
+    # --- ranges that end, continue or join --------------------------------------------------------------------------------
     def _put(self, row: VisibilityRow) -> None:
         """Adds a range that ended, or the row of a single event.
 

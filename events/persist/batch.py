@@ -316,7 +316,9 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
     if version is None:
         version = _own_version(event)
         if isinstance(version, str) and version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
-            parse_event(incoming.json, event, version, incoming.event_id)  # may have another reason
+            parse_event(
+                incoming.json, event, version, incoming.event_id
+            )  # raises first if the event has another defect
             detail = (
                 "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"
             )

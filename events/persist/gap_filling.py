@@ -38,7 +38,7 @@ def resolve_room(room_id: str, using: str | None = None) -> int:
     alias = using or stream_settings().database
     total = 0
     while True:
-        with transaction.atomic(using=alias):
+        with transaction.atomic(using=alias):  # one for each round, so that writers get the room's lock in between
             found = _resolve(room_id, alias)
         if not found:
             return total

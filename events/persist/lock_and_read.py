@@ -34,6 +34,7 @@ FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, ve
 WHERE r.room_id = own.room_id AND r.room_version <> own.version AND r.create_event_id IS NULL
   AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND NOT e.outlier)
 """
+#: In the order of the IDs. Otherwise A could hold room 1 and wait for room 2, while B holds room 2 and waits for room 1.
 _LOCK_ROOMS = "SELECT FROM events_room WHERE room_id = ANY(%(rooms)s::text[]) ORDER BY room_id FOR UPDATE"
 _ROOM_COLUMNS = (
     "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",

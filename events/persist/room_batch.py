@@ -170,7 +170,7 @@ class RoomBatch:
         self._redact()
         return self.changes
 
-    # --- what is known ------------------------------------------------------------------------------------------
+    # --- stored and given state ------------------------------------------------------------------------------------------
     def _read_given(self) -> dict[str, dict[StateKey, str]]:
         """Returns the given states as maps. Refuses events whose given state is invalid."""
         if not self._given:
@@ -191,9 +191,7 @@ class RoomBatch:
 
     def _room_states(self, given: Mapping[str, Mapping[StateKey, str]]) -> RoomStates:
         stored = self.stored.as_stored(self._row.create_event_id)
-        if (
-            stored.create is None and given
-        ):  # a room known only from outside: its create event comes with the given state
+        if stored.create is None and given:  # a room known only from outside
             create_id = next(iter(given.values()))[CREATE]
             batch = {event.event_id: event for event in self._batch}
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
@@ -254,7 +252,7 @@ class RoomBatch:
         stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
         return found
 
-    # --- what cannot be stored ----------------------------------------------------------------------------------
+    # --- refusals ----------------------------------------------------------------------------------
     def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
         """Refuses new events that lie on a cycle with stored ones. Events above them then lack a prev event."""
         if not self._batch or self._version.ids_are_hashes:
@@ -427,6 +425,8 @@ class RoomBatch:
     def _see(self, steps: Sequence[Step]) -> None:
         """Computes the ranges of live events. Ranges of backfilled events are written later, when their positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
+        # Ranges can only be continued at the end of the line. All are recomputed if something changed below it: filled live
+        # events, a changed current state without an accepted live event, or a new live event below stored ones.
         moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest) or self._fills_live()
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
@@ -544,8 +544,8 @@ class RoomBatch:
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
     """Returns the given state as a map.
 
-    ``events`` has stored events and those of the batch. Rejected events are still in the map: they are left out where it
-    is used, once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this is not a state of the event's
+    ``events`` has stored events and those of the batch. The map may contain rejected events: ``RoomStates`` leaves them
+    out once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this is not a state of the event's
     room.
     """
     found: dict[StateKey, str] = {}
@@ -571,7 +571,7 @@ def _bad_state(detail: str) -> EventRefused:
     return EventRefused(Reason.BAD_STATE, f"the state given with it cannot be: {detail}")
 
 
-# --- gaps that are filled ------------------------------------------------------------------------------------------
+# --- filled gaps ------------------------------------------------------------------------------------------
 
 
 def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
@@ -598,7 +598,8 @@ def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequ
     states.events.update((event.event_id, event) for event in again)
     states.assign([*again, *waiting])
     judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
-    # Auth events that arrived since may change a verdict, but an event without state keeps its stored one for now.
+    # ``assign`` authorised all of them. Auth events that arrived since may change a verdict, but an event without state
+    # keeps its stored one for now.
     for event in found:
         if event.event_id not in states.after:
             states.events[event.event_id] = event

@@ -270,6 +270,7 @@ class StoredRoom:
         return self._numbers[group]
 
     def _state(self, group: int) -> Mapping[StateKey, str]:
+        # The key needs no generation: a stored group never changes its state, and its ID is never used again.
         kept = _states.get((self.using, group))
         if kept is None:
             kept = full_state(group, self.using)
@@ -333,7 +334,7 @@ class StoredRoom:
             cursor.execute(_REDACTED, [list(event_ids), list(types)])
             return {event_id for (event_id,) in cursor.fetchall()}
 
-    # --- leaves -------------------------------------------------------------------------------------------------
+    # --- forward extremities -------------------------------------------------------------------------------------------------
     def leaves_below(
         self,
         batch: Sequence[ParsedEvent],
@@ -366,6 +367,7 @@ class _StoredLeaves:
         self.leaves = ForwardExtremities(
             room.leaves, reached, self._find, live=self._begins_live, reaches=self._reaches
         )
+        # Stored events may reach new ones already. ``above`` has the stored events above all events of the reading.
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 
@@ -378,6 +380,7 @@ class _StoredLeaves:
             del leaves.current[event_id]
         seen = set(below)
         prevs = {*(freed or ()), *self._below(below)} - seen
+        # The walk goes down: an event that counts and is not reached becomes a forward extremity; it continues below others.
         while prevs:
             seen |= prevs
             reached = self._reached(prevs)
@@ -404,6 +407,7 @@ class _StoredLeaves:
         """Returns those of these events that may not count and lead down to a forward extremity or an event of the batch."""
         found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
         live = self.leaves.live
+        # Stored forward extremities count. After the first live event they may be backfilled ones, which no longer do.
         known = self._own if live != self._begins_live else self._own | self._stored
         others = [event_id for event_id in event_ids if event_id not in known]
         if others:
@@ -443,7 +447,10 @@ class _StoredLeaves:
         return self._states.reached(node, self._states.before.get(node.event_id), earlier)
 
     def _reached_of(self, event_id: str) -> Sequence[str]:
-        """Returns the prev events that a stored event reaches. Called only where the SQL cannot decide (``surely`` is false)."""
+        """Returns the prev events that a stored event reaches.
+
+        Called if the SQL cannot decide (``surely`` is false), or if the batch gives the event's state.
+        """
         if event_id not in self._reached_by:
             room, states = self._room, self._states
             event = room.events[event_id]
@@ -476,7 +483,7 @@ class _StoredLeaves:
 
 @dataclass(frozen=True, slots=True)
 class _Through:
-    """A stored transparent event, which does not count, with those of its prev events that matter."""
+    """A stored transparent event (it does not count), with the prev events that lead down to what is searched."""
 
     event_id: str
     prev_event_ids: tuple[str, ...]

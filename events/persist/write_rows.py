@@ -54,6 +54,7 @@ FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = mo
 """
 _DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
+#: Runs after the events of the batch are inserted, so these are no gaps.
 _OPEN_GAPS = f"""
 {INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
@@ -286,7 +287,7 @@ class _Groups:
                 self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
 
     def of_events(self) -> dict[str, int]:
-        """Returns the ID of each event's group."""
+        """Returns the ID of the state group after each event, by event ID."""
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
     def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
@@ -378,7 +379,7 @@ class _Room:
         users.update(user for event in states for user in users_of(event.type, event.state_key or ""))
         return sorted(users) if changes.state_changes or states else None
 
-    # --- what makes way, and what is added ----------------------------------------------------------------------
+    # --- removed and added rows ----------------------------------------------------------------------
     def _make_way(self, stored_outliers: Collection[str]) -> None:
         """Removes or moves rows that the new rows replace."""
         moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
@@ -437,7 +438,7 @@ class _Room:
         """Returns the key of a number in the positions: an event ID, or the room ID for a state change without a live event."""
         return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
 
-    # --- what changes in place ----------------------------------------------------------------------------------
+    # --- updated rows ----------------------------------------------------------------------------------
     def _close_gaps(self) -> None:
         gaps = self._stored.reading.gaps
         if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
@@ -517,7 +518,7 @@ class _Room:
             self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
 
     def _place(self, number: int) -> int:
-        """Returns the stream position of a number. -1 is the last accepted event before the batch."""
+        """Returns the stream position for an event's number. -1 stands for the last accepted event before the batch."""
         if number >= 0:
             return self._positions[self._changes.events[number].event_id]
         before = self._changes.last_position
