@@ -12,7 +12,7 @@
     ├── CompressionRefused   a room whose state groups are damaged
     ├── CompressionWentWrong rewritten state groups would read differently; the transaction was rolled back
     ├── PositionsTaken       archived events whose stream positions belong to other events here
-    ├── PurgeRefused         a purge that would leave no forward extremities, or another purge is running
+    ├── PurgeRefused         the room would be left without forward extremities, or is being purged already
     ├── PurgeWentWrong       a purge that would change what stays; its transaction was rolled back
     ├── RangesDisagree       recomputed ranges do not match the room's current state; nothing was written
     └── ReadingError

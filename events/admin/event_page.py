@@ -111,7 +111,7 @@ def _moment(milliseconds: int) -> str:
 
 
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
-    """Returns, in words, if a user may see the event, or only an empty user if none is given."""
+    """Returns, in words, the answer to the question if a user may see the event. Without a user there is no answer."""
     user = user.strip()
     if not user:
         return {"asked_user": ""}

@@ -45,7 +45,8 @@ class PictureEvent:
 class Node:
     """A drawn event.
 
-    ``older`` and ``missing`` count the events below it that are not in the picture. ``missing`` are not stored at all.
+    ``older`` counts its prev events that are stored, but to which no line is drawn. ``missing`` counts those that are not
+    stored.
     """
 
     event: PictureEvent
@@ -124,7 +125,7 @@ def draw(events: Sequence[PictureEvent], missing: Collection[str] = ()) -> Pictu
 def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
     """Returns the events in the order of rows: each above the events that it builds on, otherwise by descending place.
 
-    A cycle is broken at its event with the highest place.
+    If only cycles and events below them are left, the event with the highest place comes next.
     """
     by_id = {event.event_id: event for event in events}
     above = dict.fromkeys(by_id, 0)

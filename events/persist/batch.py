@@ -89,7 +89,7 @@ class PersistOutcome:
     """The outcome of a batch.
 
     ``bad_content_hashes`` counts stored events whose content does not match its hash: pruned or tampered with.
-    ``duplicates`` has event IDs.
+    ``duplicates`` has event IDs. ``refused`` is in the order of the batch.
     """
 
     stored: list[Persisted] = field(default_factory=list)
@@ -508,7 +508,10 @@ def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
 
 
 def _may_build(placed: _Placed) -> bool:
-    """Returns true if the event may need a new state group. A message on exactly one prev event does not."""
+    """Returns true if the event may need a new state group.
+
+    A live message on exactly one prev event and without a given state does not.
+    """
     event = placed.event
     return (
         event.state_key is not None

@@ -134,10 +134,8 @@ def lock_and_read(
 ) -> RoomReading:
     """Locks and reads the rooms of the events, and ``rooms``.
 
-    Creates rows for rooms that a create event or an outlier begins.
-
-    A create event that the auth rules refuse does not create a room. ``building`` is false if no state groups are going
-    to be written. Then the statement does not determine which groups are tips.
+    Creates rows for rooms that a create event or an outlier begins, unless the auth rules refuse the create event. With
+    ``building`` false no state groups are going to be written, so the statement does not look for tips of chains.
     """
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]

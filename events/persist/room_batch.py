@@ -228,7 +228,7 @@ class RoomBatch:
         states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
 
     def _fill(self) -> None:
-        """Assigns states to stored events above the new ones that can have one now, and to new events above these."""
+        """Assigns states that can be computed now: to stored events above the new ones, and to new events above these."""
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]

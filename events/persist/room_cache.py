@@ -361,7 +361,7 @@ class _StoredLeaves:
         self._stored = set(room.leaves) - rejected
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
-        """Transparent events, by the value of ``leaves.live``: true if backfilled events are transparent, too."""
+        """``leaves.live`` -> transparent events by ID. If it is true, backfilled events are transparent, too."""
         reached: set[str] = set()
         self._reached_by: dict[str, Sequence[str]] = {}
         self.leaves = ForwardExtremities(
