@@ -1,10 +1,13 @@
-"""Registers the room ``events`` with Django."""
+"""The Django app of the room ``events``."""
 
 from django.apps import AppConfig
 
 
 class EventsConfig(AppConfig):
-    """The ``events`` app: fixed label and key type, so that installing it elsewhere invents no migrations."""
+    """The ``events`` app.
+
+    Its label and key type are fixed, so that a project that installs it gets no migrations of its own.
+    """
 
     name = "events"
     label = "events"
@@ -12,7 +15,7 @@ class EventsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Offer made-up events to the load generator; say which rows change the state of rooms."""
+        """Registers generated events for the load generator, and the classes that find state changes in rows."""
         from events.declarations import BACKFILL, EVENTS  # noqa: PLC0415
         from events.load_generator import BackfillLoad, EventLoad  # noqa: PLC0415 - needs the models
         from events.persist.state_changes import BackfillStateChanges, EventsStateChanges  # noqa: PLC0415

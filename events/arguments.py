@@ -1,7 +1,8 @@
-"""Arguments of questions about stored rooms, checked before the database is asked (pure).
+"""Checks the arguments of queries about stored rooms before the database is queried (pure).
 
-What cannot be stored (a NUL, half a surrogate pair, more than 255 bytes) cannot be found either: it is unknown, not an
-error. What is no question at all (a limit of 0, a number for an ID) raises ``InvalidQuery``.
+A value that cannot be stored (with a NUL or half a surrogate pair, or of more than 255 bytes) cannot be found either. It
+counts as unknown, not as an error. An argument that is invalid in any query (a limit of 0, a number for an ID) raises
+``InvalidQuery``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["can_be_stored", "checked_ids", "checked_limit"]
 
 
 def can_be_stored(value: object) -> bool:
-    """Whether a column for identifiers can hold it; raises ``InvalidQuery`` for what is no string."""
+    """Returns true if an identifier column can hold the value. Raises ``InvalidQuery`` if it is no string."""
     if type(value) is not str:
         raise InvalidQuery(f"{value!r:.100} is no identifier; give a string.")
     if "\0" in value:
@@ -27,7 +28,11 @@ def can_be_stored(value: object) -> bool:
 
 
 def checked_ids(values: Iterable[str], most: int) -> list[str]:
-    """Each ID that can be stored once, in the order given; raises ``InvalidQuery`` for more than ``most``."""
+    """Returns each ID that can be stored once, in the order given.
+
+    Raises ``InvalidQuery`` if ``values`` is a single ID or not iterable, or contains anything but strings. The same for
+    more than ``most`` IDs.
+    """
     if isinstance(values, str | bytes):
         raise InvalidQuery(f"{values!r:.100} is one ID; give a list of them.")
     if not isinstance(values, Iterable):
@@ -39,7 +44,7 @@ def checked_ids(values: Iterable[str], most: int) -> list[str]:
 
 
 def checked_limit(limit: int, most: int) -> int:
-    """The limit, or ``most`` where it is higher; raises ``InvalidQuery`` for what is no number or below 1."""
+    """Returns the limit, but at most ``most``. Raises ``InvalidQuery`` if it is no whole number or below 1."""
     if type(limit) is not int or limit < 1:
         raise InvalidQuery(f"A limit of {limit!r:.100} is unusable; give a whole number from 1 to {most}.")
     return min(limit, most)

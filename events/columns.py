@@ -1,7 +1,7 @@
-"""The layout of the room tables: each table's columns in the order in which rows are written (pure).
+"""The columns of the room tables, in the order in which rows are written (pure).
 
-Live events, the bulk import, restore and repair all write rows by it. Rows of tables that are facts of a stream have their
-position and writer besides.
+Live events, the bulk import, restore and repair all write rows in this order. Tables with facts of a stream have the
+position and the writer as additional columns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _OWN = (
     "relates_to", "outlier", "rejected_reason", "soft_failed",
 )  # fmt: skip
 EVENT_COLUMNS = (*_OWN, "redacted_by", "state_unresolved", "state_group")
-"""Columns of ``events_event`` but for its position, writer and time."""
+"""Columns of ``events_event`` without its position, writer and time."""
 own_columns = attrgetter(*("depth" if name == "topological_ordering" else name for name in _OWN))
-"""The first of these columns: those that an event tells by itself."""
+"""Returns the values of the first columns, which follow from the event itself."""
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "events_backwardextremity": ("room_id", "event_id"),
     "events_currentstate": ("room_id", "type", "state_key", "event_id", "membership"),
@@ -36,14 +36,14 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
     "state_stategroupdelta": ("chain", "state_group", "type", "state_key", "event_id"),
 }  # fmt: skip
 INSERT_INTO = {table: f"INSERT INTO {table} ({', '.join(columns)})" for table, columns in _COLUMNS.items()}
-"""Table -> the beginning of a statement that inserts its rows."""
+"""Table -> the beginning of its INSERT statement, up to the column names."""
 
 
 def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
-    """Returns one row of ``EVENT_COLUMNS``; an event of the graph without a group has an unknown state."""
+    """Returns one row of ``EVENT_COLUMNS``. An event of the graph without a state group has an unknown state."""
     return (*own_columns(event), redacted_by, is_unresolved(event, state_group), state_group)
 
 
 def is_unresolved(event: ParsedEvent, state_group: int | None) -> bool:
-    """Returns whether the event should have a state that is not known."""
+    """Returns true if the event is in the graph and its state is not known."""
     return state_group is None and not event.outlier

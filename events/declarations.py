@@ -1,8 +1,8 @@
-"""The streams ``events`` and ``backfill``, declared (pure).
+"""The declarations of the streams ``events`` and ``backfill`` (pure).
 
-``events`` is a union of two tables: new events (``["ev", …]``) and changes of rooms' current state (``["state",
-…]``); rows of one position are sent in that order. ``backfill`` reads the same event table
-where the stream ordering is negative; its tokens are positive and ascend away from zero.
+``events`` is a union of two tables: new events (``["ev", …]``) and changes of rooms' current state (``["state", …]``).
+Rows of one position are sent in that order. ``backfill`` reads rows of the same event table with a negative stream
+ordering. Its tokens are positive and ascend away from zero.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEW_EVENT = (
     *("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership"),
     IsSet("rejected_reason"),
 )
-#: A null event ID means that the entry was removed.
+#: If the event ID is null, the entry was removed.
 _STATE = ("room_id", "type", "state_key", "event_id")
 
 EVENTS = StreamDeclaration(
@@ -86,9 +86,9 @@ BACKFILL = StreamDeclaration(
 
 
 CACHE_NAME = "stored_event"
-"""Cached functions of events' content have this name, and the event ID as their key."""
+"""The cache name of functions that depend on the content of one event. Their key is the event ID."""
 
 
 def declarations() -> tuple[StreamDeclaration, ...]:
-    """The streams of this room, in the order of the protocol's stream table."""
+    """Returns the streams of this room, in the order of the protocol's stream table."""
     return (EVENTS, BACKFILL)

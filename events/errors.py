@@ -4,23 +4,23 @@
     ├── NotCanonical         a value that canonical JSON cannot express
     ├── EventRefused         a line or an event that cannot be stored: ``reason`` is one stable word of ``Reason``
     ├── EventNotAllowed      a local event that the auth rules refuse
-    ├── SignaturesUnchecked  nothing says who checks the signatures of events that are to be stored
+    ├── SignaturesUnchecked  the caller did not say who checks the signatures of the events to store
     ├── UnusableKeys         keys of servers that cannot be read
-    ├── HistoryError         a room's events that contradict each other
+    ├── HistoryError         events of a room that contradict each other
     ├── CannotForget         a room that the user has not left
-    ├── TooManyWaiters       as many callers wait in this process as may
+    ├── TooManyWaiters       the limit of waiting callers in this process is reached
     ├── CompressionRefused   a room whose state groups are damaged
-    ├── CompressionWentWrong rewritten state groups would not read as before; the transaction was taken back
-    ├── PositionsTaken       archived events whose stream positions are those of others here
-    ├── PurgeRefused         the room would be left without leaves, or is being purged already
-    ├── PurgeWentWrong       a purge would change what stays; its transaction was taken back
-    ├── RangesDisagree       ranges made anew would not fit the room's current state; nothing was written
+    ├── CompressionWentWrong rewritten state groups would read differently; the transaction was rolled back
+    ├── PositionsTaken       archived events whose stream positions belong to other events here
+    ├── PurgeRefused         the room would be left without forward extremities, or is being purged already
+    ├── PurgeWentWrong       a purge that would change what stays; its transaction was rolled back
+    ├── RangesDisagree       recomputed ranges do not match the room's current state; nothing was written
     └── ReadingError
-        ├── UnknownEvent     no event of that ID is stored
-        ├── UnknownRoom      no event of that room is stored
-        ├── StateUnresolved  the state asked for is not known
-        ├── NotReadable      the user may not read the room, or nobody knows who may
-        ├── InvalidQuery      a limit or an ID that no question can have
+        ├── UnknownEvent     no event with this ID is stored
+        ├── UnknownRoom      no event of this room is stored
+        ├── StateUnresolved  the requested state is not known
+        ├── NotReadable      the user may not read the room, or the room's visibility is not known
+        ├── InvalidQuery     a limit or an ID that is invalid in any query
         └── BadToken         a timeline token that cannot be read
 
 Messages say what is wrong, where, and what would be right.
@@ -58,23 +58,26 @@ __all__ = [
 
 
 class EventsError(Exception):
-    """Base of all errors of this room."""
+    """The base of all errors of this room."""
 
 
 class PositionsTaken(EventsError):
-    """Archived events cannot go back: their stream positions are those of other events, so this is another database."""
+    """Archived events that cannot be restored: their stream positions belong to other events, so this is another database."""
 
 
 class PurgeRefused(EventsError):
-    """A room's history cannot be purged like this, or not now."""
+    """A purge of a room's history that is not possible in this form, or not now."""
 
 
 class PurgeWentWrong(EventsError):
-    """What stays would not be what it was: the transaction was taken back."""
+    """A purge that would have changed what stays. Its transaction was rolled back."""
 
 
 class RangesDisagree(EventsError):
-    """Who sees what, worked out anew, would not fit the room's current state: one of them is wrong, and nothing was written."""
+    """Recomputed visibility ranges that do not match the room's current state.
+
+    One of them is wrong, and nothing was written.
+    """
 
 
 class CompressionRefused(EventsError):
@@ -82,11 +85,11 @@ class CompressionRefused(EventsError):
 
 
 class CompressionWentWrong(EventsError):
-    """Rewritten state groups would not read as before: the transaction was taken back."""
+    """Rewritten state groups that would read differently than before. The transaction was rolled back."""
 
 
 class Reason(StrEnum):
-    """Why an event was refused: stable words that quarantine tables, summaries and tests rely on."""
+    """The reasons for which events are refused: stable words that quarantine tables, summaries and tests rely on."""
 
     LINE_TOO_LONG = "line-too-long"
     NOT_JSON = "not-json"
@@ -115,7 +118,7 @@ class Reason(StrEnum):
 
 
 class NotCanonical(EventsError, ValueError):
-    """A value that canonical JSON cannot express; ``reason`` tells which rule it breaks."""
+    """A value that canonical JSON cannot express. ``reason`` names the rule that it breaks."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -123,7 +126,7 @@ class NotCanonical(EventsError, ValueError):
 
 
 class EventRefused(EventsError, ValueError):
-    """An event that cannot be stored: ``reason`` is a stable word, ``detail`` says what and what would be right."""
+    """An event that cannot be stored. ``reason`` is a stable word; ``detail`` says what is wrong and what would be right."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -135,7 +138,7 @@ class EventRefused(EventsError, ValueError):
 
 
 class EventNotAllowed(EventsError):
-    """A local event that was not made, because the auth rules refuse it: ``reason`` tells which."""
+    """A local event that was not created, because the auth rules refuse it. ``reason`` names the rule."""
 
     def __init__(self, event_type: str, sender: str, room_id: str, reason: str) -> None:
         super().__init__(f"{sender} may not send {event_type} in {room_id}: {reason}.")
@@ -143,11 +146,11 @@ class EventNotAllowed(EventsError):
 
 
 class HistoryError(EventsError, ValueError):
-    """The events of a room contradict each other, for instance two create events or two room versions."""
+    """Events of a room that contradict each other, for instance two create events or two room versions."""
 
 
 class SignaturesUnchecked(EventsError, TypeError):
-    """Events are to be stored, and nothing says who checks their signatures."""
+    """Events to store without a statement of who checks their signatures."""
 
 
 class UnusableKeys(EventsError, ValueError):
@@ -155,35 +158,35 @@ class UnusableKeys(EventsError, ValueError):
 
 
 class CannotForget(EventsError):
-    """A room cannot be forgotten by a user who has not left it."""
+    """A room that the user cannot forget, because they have not left it."""
 
 
 class TooManyWaiters(EventsError):
-    """As many callers wait for news in this process as may."""
+    """A wait that was refused, because the limit of waiting callers in this process is reached."""
 
 
 class ReadingError(EventsError):
-    """A question about stored rooms that has no answer."""
+    """A query about stored rooms that has no answer."""
 
 
 class UnknownEvent(ReadingError):
-    """No event of that ID is stored."""
+    """An ID with no stored event."""
 
 
 class UnknownRoom(ReadingError):
-    """No event of that room is stored."""
+    """A room with no stored event."""
 
 
 class StateUnresolved(ReadingError):
-    """The state asked for is not known: events that it builds on are not here."""
+    """A requested state that is not known, because events that it builds on are not here."""
 
 
 class NotReadable(ReadingError):
-    """The user may not read the room, or the room's visibility is not known."""
+    """A room that the user may not read, or whose visibility is not known."""
 
 
 class InvalidQuery(ReadingError, ValueError):
-    """A limit or an ID that no question can have."""
+    """A limit or an ID that is invalid in any query."""
 
 
 class BadToken(ReadingError, ValueError):

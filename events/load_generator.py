@@ -1,8 +1,8 @@
-"""Made-up room history for the load generator: a room per thread, then messages in a line.
+"""Generates room history for the load generator: one room for each thread, then messages in a chain.
 
-The events are stored as any others are, so the load costs what storing a local message costs. Each generator has a room of its
-own, so threads never wait for each other. The events that set the room up count too: a load has exactly as many as were asked
-for, so ``events.sending.send.create_room``, which makes several at once, does not serve.
+``EventLoad`` stores its events with ``persist``, so the load costs as much as storing local messages. Each generator has
+its own room, so threads never wait for each other's locks. A load has exactly the requested number of events, including
+those that set up the room. So ``events.sending.send.create_room``, which stores several at once, cannot be used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROOM_VERSION = "11"
 
 @dataclass(slots=True)
 class _Line:
-    """Where the room is: what the next event refers to. Changed only when its transaction went well."""
+    """The latest event and the state of the room, which the next event refers to. It is replaced only after a commit."""
 
     number: int = 0
     last_event: str | None = None
@@ -41,7 +41,7 @@ class _Line:
 
 
 class EventLoad:
-    """Appends the events of one made-up room; the first three set it up."""
+    """A generator of events in one room. The first three set up the room."""
 
     def __init__(self, _stream: Stream, thread: int) -> None:
         server = stream_settings().server_name
@@ -50,14 +50,14 @@ class EventLoad:
         self._line = _Line()
 
     def append(self, count: int) -> list[int]:
-        """Append ``count`` events in one transaction, each under its own ID."""
+        """Appends ``count`` events in one transaction, each with its own ID. Returns the IDs."""
         events, line = self._events(count)
         stored = persist([Incoming(event.json, _ROOM_VERSION) for event in events], verified=True).stored
         self._line = line
         return [event.stream_ordering for event in stored]
 
     def _events(self, count: int) -> tuple[list[ParsedEvent], _Line]:
-        """The next events of the room, each on top of the one before, and where the room is then."""
+        """Returns the next events of the room, each on top of the one before, and the room's ``_Line`` after them."""
         line = _Line(self._line.number + count, self._line.last_event, dict(self._line.state))
         found: list[ParsedEvent] = []
         for number in range(self._line.number, line.number):
@@ -90,7 +90,7 @@ class EventLoad:
 
 
 class BackfillLoad:
-    """Appends made-up old events, known by their content only (outliers), to the backward stream."""
+    """A generator of old events in the stream ``backfill``. They are outliers."""
 
     def __init__(self, stream: Stream, thread: int) -> None:
         self._stream = stream
@@ -99,7 +99,7 @@ class BackfillLoad:
         self._sender = f"@load-{thread}:{server}"
 
     def append(self, count: int) -> list[int]:
-        """Append ``count`` events in one transaction, each under its own ID."""
+        """Appends ``count`` events in one transaction, each with its own ID. Returns the IDs."""
         with self._stream.reserve(count) as reservation:
             connection = connections[stream_settings().database]
             events = [self._event() for _ in range(count)]

@@ -1,4 +1,4 @@
-"""Stored state groups as the rules ask for them: a few entries of many groups, with the contents they need.
+"""Reads stored states for the auth rules: a few entries of many groups, with the events that these name.
 
 Reads on the given database alias, in the caller's transaction if there is one.
 """
@@ -20,7 +20,7 @@ _EVENTS_PER_QUERY = 1_000
 
 
 def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[str, ParsedEvent]:
-    """The stored events of these IDs as the rules see them; those that are not here are left out."""
+    """Returns the stored events with these IDs, parsed. Missing ones are left out."""
     found: dict[str, ParsedEvent] = {}
     wanted = sorted(event_ids)
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):
@@ -33,12 +33,12 @@ def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[st
 def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent:
     try:
         return parse_event(json, decode_stored(json), version, event_id)
-    except EventRefused as refused:  # what is stored was parsed before
+    except EventRefused as refused:  # every stored event was parsed before it was stored
         raise AssertionError(f"stored event {event_id} cannot be read: {refused}") from refused
 
 
 class StoredStates:
-    """The states of some groups, cut down to some keys."""
+    """The entries of some keys in the states of some groups."""
 
     def __init__(self, groups: Iterable[int], keys: Collection[StateKey], using: str = "default") -> None:
         self._entries = entries(sorted(set(groups)), keys, using)
@@ -46,7 +46,7 @@ class StoredStates:
         self._events = parsed_events(named, using)
 
     def state(self, group: int | None) -> Mapping[StateKey, ParsedEvent] | None:
-        """The state of a group as the rules ask for it; null for no group."""
+        """Returns the state of a group for the auth rules, or null for no group."""
         if group is None:
             return None
         found = self._entries[group].items()

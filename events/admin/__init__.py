@@ -1,6 +1,6 @@
-"""Rooms, events and who may see them in the admin, read-only.
+"""The read-only admin of rooms, events and their visibility.
 
-Tables with a composite key (edges, …) are shown with what they belong to.
+Tables with a composite key, such as edges, are shown on the pages of the rows that they belong to.
 """
 
 from __future__ import annotations
@@ -46,21 +46,24 @@ def _preformatted(text: str) -> SafeString:
 
 
 class _PageAdmin(ReadOnlyAdmin):
-    """An admin with a page of its own around Django's list of columns; Django's alone where the site's templates are not."""
+    """An admin whose page of a row adds a template of its own to Django's list of columns.
+
+    Where the site's templates are not installed, Django's page alone is shown.
+    """
 
     page_template = ""
 
     @property
     def change_form_template(self) -> Any:  # type: ignore[override]  # Django takes the first template that there is
-        """The page, or Django's."""
+        """The template of the page, then Django's as the fallback."""
         return [self.page_template, "admin/change_form.html"]
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """What the page shows besides the columns."""
+        """Returns the template's variables beside the columns."""
         raise NotImplementedError
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
-        """Django's page with ours in it; the permission to view was checked before."""
+        """Adds the variables of the page to Django's. Django has checked the permission to view before."""
         if (row := more.get("obj")) is not None:
             context |= self.page_context(request, row)
         return super().render_change_form(request, context, *args, **more)
@@ -68,7 +71,7 @@ class _PageAdmin(ReadOnlyAdmin):
 
 @admin.register(Room)
 class RoomAdmin(_PageAdmin):
-    """Rooms that we hold events of: leaves, gaps, members, current state, and the last events as a graph."""
+    """Rooms with stored events: forward and backward extremities, members, current state, and the latest events as a graph."""
 
     page_template = "events/room_page.html"
     list_display = ("room_id", "room_version", "creator", "current_state_unresolved", "visibility_unresolved")
@@ -76,38 +79,41 @@ class RoomAdmin(_PageAdmin):
     search_fields = ("room_id__exact",)
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """See ``events.admin.room_page``."""
+        """Returns the variables of ``events.admin.room_page``."""
         return room_page(row, request.GET.dict(), stream_settings().database)
 
 
 @admin.register(Event)
 class EventAdmin(_PageAdmin, FactAdmin):
-    """Events, newest first; each with its JSON, edges, state and who may see it."""
+    """Events, newest first. The page of an event shows its JSON, edges, state and visibility."""
 
     page_template = "events/event_page.html"
 
     def get_list_display(self, request: object) -> tuple[str, ...]:
-        """What tells an event at a glance."""
+        """Returns the columns that identify an event at a glance."""
         return (
             "stream_ordering", "event_id", "type", "state_key", "sender", "room_id", "topological_ordering", "outlier",
             "rejected_reason", "soft_failed", "received_at",
         )  # fmt: skip
 
     def get_search_fields(self, request: object) -> tuple[str, ...]:
-        """Exact ones, each with an index."""
+        """Returns fields that are searched for exact values. Each has an index."""
         return ("event_id__exact", "room_id__exact")
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """See ``events.admin.event_page``."""
+        """Returns the variables of ``events.admin.event_page``."""
         return context_of_event(row, request.GET.dict(), stream_settings().database)
 
     def get_urls(self) -> list[Any]:
-        """The exact bytes beside the pages."""
+        """Adds the address of the exact bytes."""
         own = path("<path:object_id>/json/", self.admin_site.admin_view(self.json_view), name="events_event_json")
         return [own, *super().get_urls()]
 
     def json_view(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        """The stored bytes as they are; browsers are told not to take them for a page."""
+        """Serves the stored bytes unchanged, with headers that keep browsers from rendering them as a page.
+
+        Raises ``PermissionDenied``, or ``Http404`` if the event or its JSON is not stored.
+        """
         event = self.get_object(request, unquote(object_id))
         if not self.has_view_permission(request, event):
             raise PermissionDenied
@@ -129,7 +135,7 @@ class EventJsonAdmin(ReadOnlyAdmin):
 
     @admin.display(description="JSON")
     def content(self, event: EventJson) -> SafeString:
-        """The stored bytes, indented."""
+        """Returns the stored bytes as indented JSON."""
         return _preformatted(json_for_people(event.json))
 
 
@@ -144,7 +150,7 @@ class EventAuthAdmin(ReadOnlyAdmin):
 
 @admin.register(ForwardExtremity)
 class ForwardExtremityAdmin(ReadOnlyAdmin):
-    """Leaves of rooms."""
+    """Forward extremities of rooms."""
 
     list_display = ("event_id", "room_id")
     ordering = ("event_id",)
@@ -153,7 +159,7 @@ class ForwardExtremityAdmin(ReadOnlyAdmin):
 
 @admin.register(BackwardExtremity)
 class BackwardExtremityAdmin(ReadOnlyAdmin):
-    """Gaps of rooms."""
+    """Backward extremities of rooms."""
 
     list_display = ("room_id", "event_id")
     ordering = ("room_id", "event_id")
@@ -162,7 +168,7 @@ class BackwardExtremityAdmin(ReadOnlyAdmin):
 
 @admin.register(TimelineGap)
 class TimelineGapAdmin(ReadOnlyAdmin):
-    """Where timelines have gaps, or had them when the events above came."""
+    """Gaps in timelines. They stay listed after the missing events have arrived."""
 
     list_display = ("room_id", "stream_ordering", "instance_name")
     ordering = ("room_id", "stream_ordering")
@@ -185,7 +191,7 @@ class CurrentStateDeltaAdmin(FactAdmin):
 
 @admin.register(EventVisibility)
 class EventVisibilityAdmin(ReadOnlyAdmin):
-    """Who may see which stretch of a room."""
+    """Visibility ranges of rooms."""
 
     list_display = ("room_id", "user_id", "kind", "first", "last")
     ordering = ("room_id", "user_id", "first")

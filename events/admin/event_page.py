@@ -1,6 +1,6 @@
-"""What the admin's page of an event shows, read in a bounded number of queries whatever the event holds.
+"""The context of an event's admin page, read in a bounded number of queries for any event.
 
-Everything is plain text and numbers: the template escapes it. Nothing is cut without saying so.
+Everything is plain text and numbers; the template escapes it. The page says where something was cut.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from streams.runtime.text import shown
 __all__ = ["MOST_JSON", "event_page", "event_user"]
 
 MOST_JSON = 20_000
-"""Characters of JSON on the page; the rest is a link away."""
+"""Most characters of JSON on the page. A link leads to the exact bytes."""
 _MOST_EDGES = 50
 _MOST_RANGES = 50
 _STATE_PER_PAGE = 100
@@ -44,12 +44,12 @@ class Text:
 
     shown: str
     cut: int
-    """Characters that are left out."""
+    """The number of characters that are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Events that this one leads to; ``more``: there are others."""
+    """Linked events on one side of an event in the graph. ``more``: there are others that are not listed."""
 
     title: str
     links: Sequence[EventLink]
@@ -68,7 +68,7 @@ class Entry:
 
 
 def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, Any]:
-    """The context of the page; ``asked`` are the parameters of the address: ``user`` and ``state_page``."""
+    """Returns the context of the page. ``asked`` has the query parameters ``user`` and ``state_page``."""
     stored = EventJson.objects.using(using).filter(event_id=event.event_id).first()
     content = _decoded(stored)
     sides = _edges(event, content, using)
@@ -89,7 +89,7 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
 
 
 def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
-    """What the columns of the event say, in words."""
+    """Returns the columns of the event in words."""
     return {
         "event": event,
         "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
@@ -103,7 +103,7 @@ def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
 
 
 def _moment(milliseconds: int) -> str:
-    """A time that a sender claims; any number may be claimed."""
+    """Returns a time as text. Senders may claim any number of milliseconds."""
     try:
         return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S} UTC ({milliseconds} ms)"
     except OverflowError:
@@ -111,7 +111,7 @@ def _moment(milliseconds: int) -> str:
 
 
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
-    """Whether a user may see the event, in words; nothing where nobody was asked about."""
+    """Returns, in words, the answer to the question if a user may see the event. Without a user there is no answer."""
     user = user.strip()
     if not user:
         return {"asked_user": ""}
@@ -150,7 +150,7 @@ def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] |
 
 
 def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> bool:
-    """Whether the event was redacted because of its hash, here or before it came."""
+    """Returns true if the content does not match its hash, because the event was pruned here or before it arrived."""
     if stored is None or content is None:
         return False
     try:
@@ -168,7 +168,7 @@ def _decoded(stored: EventJson | None) -> dict[str, Any] | None:
 
 
 def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | None:
-    """What is left of the event when it is redacted; null where it cannot be told."""
+    """Returns the pruned form of the event, or null if it cannot be computed."""
     if stored is None or content is None:
         return None
     try:
@@ -186,7 +186,7 @@ def _cut(text: str) -> Text:
 
 
 def _edges(event: Event, content: dict[str, Any] | None, using: str) -> list[tuple[str, list[str], bool, str]]:
-    """(title, event IDs, whether there are more, what to say when there are none) of each side of the graph."""
+    """Returns (title, event IDs, true if there are more, text for none) of each side of the graph."""
     edges = EventEdge.objects.using(using)
     below = edges.filter(event_id=event.event_id).order_by("prev_event_id")
     above = edges.filter(prev_event_id=event.event_id).order_by("event_id")
@@ -208,7 +208,7 @@ def _first(ids: Any) -> tuple[list[str], bool]:
 
 
 def _auth_events(content: dict[str, Any] | None) -> list[str]:
-    """The IDs that the event lists itself; in the first room versions each comes with a hash."""
+    """Returns the event IDs that the event lists. In room versions 1 and 2 each comes with a hash."""
     listed = content.get("auth_events") if content is not None else None
     found = [
         item[0] if isinstance(item, list) and item else item for item in (listed if isinstance(listed, list) else [])
@@ -221,7 +221,7 @@ def _auth_events(content: dict[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _StatePart:
-    """The state around the event; null, and ``trouble`` says why, where there is none."""
+    """The state at the event. If there is none, it is null and ``trouble`` has the reason."""
 
     state: StateAt | None
     trouble: str
@@ -231,7 +231,7 @@ class _StatePart:
 
     @classmethod
     def read(cls, event: Event, asked: str | None, using: str) -> _StatePart:
-        """With a page of the state after the event."""
+        """Reads the state at the event, with one page of the state after it."""
         try:
             found = state_at(event.event_id, using)
         except (ReadingError, StateError) as error:
@@ -244,7 +244,7 @@ class _StatePart:
         return cls(found, "", page, pages, [(key, found.after[key]) for key in keys])
 
     def named(self) -> list[str]:
-        """The events that are to be linked."""
+        """Returns the IDs of events to be linked."""
         changed = [event_id for pair in self.changes.values() for event_id in pair if event_id is not None]
         return [*changed, *(event_id for _, event_id in self.entries)]
 

@@ -1,8 +1,8 @@
-"""The last events of a room as a drawn graph: rows, lanes and lines.
+"""The layout of the latest events of a room as a graph: rows, lanes and lines.
 
-A row for each event, the newest on top, and every event above the events that it builds on. A lane is a column that a line to an
-earlier event runs down in; a fork has several lanes, a merge ends them. Whoever draws it chooses shapes and words; here are
-places only, in the units of an SVG.
+Each event has a row, the newest on top, and is above the events that it builds on. A lane is a column for a line down to
+an earlier event: a fork has several lanes, a merge ends them. This module only computes positions, in SVG units. The
+caller chooses shapes and words.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from enum import StrEnum
 __all__ = ["MOST_LANES", "Kind", "Node", "Picture", "PictureEvent", "draw"]
 
 MOST_LANES = 16
-"""More lines side by side share the last lane."""
+"""If more lines run side by side, the additional ones share the last lane."""
 _LINES_PER_EVENT = 20
 _ROW, _LANE, _MARGIN = 30, 20, 18
 
 
 class Kind(StrEnum):
-    """What an event is in the picture; each kind has a shape and a word of its own."""
+    """The kind of an event in the picture. Each has its own shape and word."""
 
     MESSAGE = "message"
     STATE = "state"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PictureEvent:
-    """An event to be drawn; ``place`` is (topological, stream), which decides where the graph leaves a choice."""
+    """An event to be drawn. ``place`` is (topological, stream): it orders events that the graph leaves unordered."""
 
     event_id: str
     prev_event_ids: Sequence[str]
@@ -43,7 +43,11 @@ class PictureEvent:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A drawn event; ``older`` and ``missing`` count the events below it that are not in the picture, or not here at all."""
+    """A drawn event.
+
+    ``older`` counts its prev events that are stored, but to which no line is drawn. ``missing`` counts those that are not
+    stored.
+    """
 
     event: PictureEvent
     row: int
@@ -53,23 +57,23 @@ class Node:
 
     @property
     def x(self) -> int:
-        """The middle of its shape."""
+        """The horizontal centre of the shape."""
         return _x(self.lane)
 
     @property
     def y(self) -> int:
-        """The middle of its shape."""
+        """The vertical centre of the shape."""
         return _y(self.row)
 
     @property
     def stub(self) -> str:
-        """The line towards what is not in the picture, as an SVG path; empty where there is nothing."""
+        """The SVG path of a short line towards events below the picture, or an empty text."""
         return f"M{self.x} {self.y}v{_ROW // 2}" if self.older or self.missing else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Nodes from top to bottom, lines between them as SVG paths, and the size of it all without the words."""
+    """The nodes from top to bottom, the lines between them as SVG paths, and the size without the words."""
 
     nodes: Sequence[Node]
     lines: Sequence[str]
@@ -77,7 +81,7 @@ class Picture:
 
     @property
     def words_x(self) -> int:
-        """Where the words beside the graph begin."""
+        """The left edge of the words beside the graph."""
         return _x(self.lanes)
 
     @property
@@ -87,7 +91,7 @@ class Picture:
 
     @property
     def summary(self) -> str:
-        """What there is to see, for those who do not see it."""
+        """A description of the graph in words, for screen readers."""
         ids = {node.event.event_id for node in self.nodes}
         above: dict[str, int] = {}
         for node in self.nodes:
@@ -105,7 +109,10 @@ class Picture:
 
 
 def draw(events: Sequence[PictureEvent], missing: Collection[str] = ()) -> Picture:
-    """Lay the events out; ``missing`` are prev events that are not stored. Takes time in proportion to events and edges."""
+    """Returns the layout of the events. ``missing`` are prev events that are not stored.
+
+    Takes time in proportion to events and edges.
+    """
     order = _order(events)
     rows = {event.event_id: row for row, event in enumerate(order)}
     lanes = _Lanes(rows)
@@ -116,7 +123,10 @@ def draw(events: Sequence[PictureEvent], missing: Collection[str] = ()) -> Pictu
 
 
 def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
-    """Every event above those that it builds on; otherwise the later place first. Events in a circle break it anywhere."""
+    """Returns the events in the order of rows: each above the events that it builds on, otherwise by descending place.
+
+    If only cycles and events below them are left, the event with the highest place comes next.
+    """
     by_id = {event.event_id: event for event in events}
     above = dict.fromkeys(by_id, 0)
     for event in by_id.values():
@@ -128,7 +138,7 @@ def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
     found: list[PictureEvent] = []
     while left:
         event_id = heapq.heappop(ready)[-1] if ready else min(left, key=lambda name: _descending(left[name]))
-        if event_id not in left:
+        if event_id not in left:  # it was taken before, when a cycle was broken
             continue
         event = left.pop(event_id)
         found.append(event)
@@ -144,7 +154,7 @@ def _descending(event: PictureEvent) -> tuple[int, int]:
 
 
 class _Lanes:
-    """Which lane is taken by a line on its way down, and to which event."""
+    """The lanes that lines occupy on their way down, each with the event that its line leads to."""
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self._rows = rows
@@ -153,7 +163,7 @@ class _Lanes:
         self.used = 1
 
     def place(self, event: PictureEvent, row: int, missing: Collection[str]) -> Node:
-        """The node of an event; the lines that led to it end, and its own begin."""
+        """Returns the node of an event. Ends the lines that lead to it, and begins its own."""
         mine = sorted(lane for lane, target in self._taken.items() if target == event.event_id)
         lane = mine[0] if mine else self._free()
         for ended in mine:
@@ -168,6 +178,7 @@ class _Lanes:
         return Node(event, row, lane, len(outside) - gone + drawn_not, gone)
 
     def _begin(self, event_id: str, own: int, prev: str) -> None:
+        # The first line goes down in the event's own lane. Others join a lane that leads to the same event, or take a free one.
         lane = (
             own
             if own not in self._taken
@@ -182,7 +193,7 @@ class _Lanes:
 
 
 def _path(above: Node, lane: int, below: Node) -> str:
-    """Down from one event in its lane to the other, bent only beside the two."""
+    """Returns the path of a line in its lane from one event down to another, bent only next to the two."""
     start, end, x = (above.x, above.y), (below.x, below.y), _x(lane)
     if below.row == above.row + 1:
         return f"M{start[0]} {start[1]}" + _bend(start, end)

@@ -1,4 +1,4 @@
-"""Events and rooms as links on admin pages: what an event is, in a few words, and where its page is."""
+"""Links to events and rooms on admin pages: a short description of an event, and the address of its page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVENTS_PER_QUERY = 1_000
 
 @dataclass(frozen=True, slots=True)
 class EventLink:
-    """An event by its ID; without an address it is not here."""
+    """A link to an event by its ID. ``url`` is null if the event is not stored."""
 
     event_id: str
     url: str | None = None
@@ -30,12 +30,12 @@ class EventLink:
 
     @property
     def label(self) -> str:
-        """The ID as it can stand on a page: in the first room versions a sender chooses it."""
+        """The ID as safe text for a page. In room versions 1 and 2 the sender chooses it."""
         return shown(self.event_id, 260)
 
 
 def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
-    """A link for each of these events, whether it is here or not; one query for a thousand."""
+    """Returns a link for each of these events, stored or not. Each query reads a thousand."""
     wanted = list(dict.fromkeys(event_ids))
     found = {event_id: EventLink(event_id) for event_id in wanted}
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):
@@ -46,14 +46,14 @@ def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
 
 
 def link_of(event: Event) -> EventLink:
-    """A link to an event that is at hand."""
+    """Returns a link to a loaded event."""
     key = f" {shown(event.state_key, 60)}" if event.state_key else ""
     about = f"{shown(event.type, 60)}{key} by {shown(event.sender, 60)}"
     return EventLink(event.event_id, event_url(event.stream_ordering), about, tuple(verdict_words(event)))
 
 
 def verdict_words(event: Event) -> list[str]:
-    """What is special about an event, the most telling first; nothing for an ordinary one."""
+    """Returns words for what is special about an event, the most important first, or none for an ordinary event."""
     found = {
         "rejected": event.rejected_reason is not None,
         "soft-failed": event.soft_failed,
@@ -65,16 +65,19 @@ def verdict_words(event: Event) -> list[str]:
 
 
 def event_url(stream_ordering: int) -> str:
-    """The page of an event."""
+    """Returns the address of an event's page."""
     return reverse("admin:events_event_change", args=[quote(stream_ordering)])
 
 
 def room_url(room_id: str) -> str:
-    """The page of a room."""
+    """Returns the address of a room's page."""
     return reverse("admin:events_room_change", args=[quote(room_id)])
 
 
 def page_number(asked: str | None, pages: int) -> int:
-    """The page that an address asks for, if there is one of that number; else the first or the last."""
+    """Returns the requested page number, limited to the range from 1 to ``pages``.
+
+    Anything but a number of at most 8 digits means the first page.
+    """
     number = int(asked) if asked is not None and asked.isascii() and asked.isdigit() and len(asked) < 9 else 1
     return min(max(number, 1), pages)

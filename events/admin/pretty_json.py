@@ -1,6 +1,6 @@
-"""Stored JSON bytes as text for people: indented when it can be read, and shown somehow whatever the bytes are.
+"""Formats stored JSON bytes for people: indented if they can be parsed, and readable in some form otherwise.
 
-For looking only: the stored bytes stay the truth, this text must never be parsed again.
+The text is for display only and must never be parsed again. The stored bytes remain the truth.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ __all__ = ["json_for_people"]
 
 
 def json_for_people(stored: bytes | memoryview) -> str:
-    """Indented JSON, or the bytes as they are when they are no JSON; always text that can be encoded and shown."""
+    """Returns indented JSON, or the bytes as text if they are no JSON. The result can always be encoded and displayed."""
     raw = bytes(stored)
     try:
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)

@@ -1,4 +1,7 @@
-"""What the admin's page of a room shows: its leaves and gaps, who is in it, its current state, and its last events as a graph."""
+"""The context of a room's admin page.
+
+The page shows forward and backward extremities, members, current state, and the latest events as a graph.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class DrawnEvent:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some rows of many."""
+    """One page of a longer list of rows."""
 
     rows: Sequence[Any]
     number: int
@@ -43,7 +46,7 @@ class Page:
 
 
 def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any]:
-    """The context of the page; ``asked`` are the parameters of the address: ``state_page`` and ``members_page``."""
+    """Returns the context of the page. ``asked`` has the query parameters ``state_page`` and ``members_page``."""
     leaves = _some(ForwardExtremity.objects.using(using).filter(room_id=room.room_id))
     gaps = _some(BackwardExtremity.objects.using(using).filter(room_id=room.room_id))
     earlier_gaps = TimelineGap.objects.using(using).filter(room_id=room.room_id).order_by("-stream_ordering")
@@ -85,7 +88,10 @@ def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
 
 
 def _picture(room_id: str, leaves: set[str], using: str) -> dict[str, Any]:
-    """The events that came last, by arrival: what their senders claim about depth does not decide what is looked at."""
+    """Returns the variables for the graph of the latest events.
+
+    They are the latest by arrival, because a sender could push events out of the picture with a claimed depth.
+    """
     events = list(Event.read.using(using).in_room(room_id).order_by("-stream_ordering")[:_LAST_EVENTS])
     by_id = {event.event_id: event for event in events}
     edges: dict[str, list[str]] = {}
@@ -122,7 +128,7 @@ def _kind(event: Event) -> Kind:
 
 
 def _drawn(node: Node, event: Event) -> DrawnEvent:
-    """The words of an event: what is special about it, as no colour and no shape has to tell alone."""
+    """Returns a node with its words. Everything special is said in words, not by colour or shape alone."""
     words = ["leaf"] if node.event.is_leaf else []
     words += [word for word in link_of(event).words if word != "backfilled"]
     if node.missing:

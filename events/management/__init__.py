@@ -1,1 +1,1 @@
-"""Management code of the engine."""
+"""Management commands of the room ``events``."""

@@ -1,4 +1,4 @@
-"""Event IDs on a command line: given there, or read from standard input where a ``-`` stands."""
+"""Event IDs on a command line: given as arguments, or read from standard input for a ``-``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["add_event_ids", "asked_event_ids"]
 
 
 def add_event_ids(parser: CommandParser) -> None:
-    """Declare the IDs, and the form of the answers."""
+    """Adds the arguments for event IDs and the option ``--json``."""
     parser.add_argument("event_ids", nargs="+", metavar="EVENT_ID", help="event IDs; - reads them from standard input")
     parser.add_argument("--json", action="store_true", help="one JSON object a line in place of a table")
 
 
 def asked_event_ids(arguments: Sequence[str]) -> Iterator[str]:
-    """The IDs in the order asked; blank lines of standard input are none."""
+    """Yields the IDs in the order of the arguments. Blank lines of standard input are skipped."""
     for argument in arguments:
         if argument == "-":
             yield from (line.strip() for line in sys.stdin if line.strip())

@@ -1,8 +1,8 @@
 """Tables of the room ``events``: rooms, events, their exact JSON, the graph, current state, visibility.
 
-Every text column holds a Matrix identifier of at most 255 bytes, ordered by code point, and no NUL character
-(``events.format.parsing`` refuses events that would need one); content lives in ``EventJson`` only, byte for byte. Stream
-orderings of live events are positive, those of backfilled events negative. Other services import these models and
+Every text column holds a Matrix identifier of at most 255 bytes, ordered by code point, without NUL
+(``events.format.parsing`` refuses events that would need one). Content is in ``EventJson`` only, byte for byte. Stream
+orderings of live events are positive, those of backfilled events negative. Other services may import these models, and
 should only read them.
 """
 
@@ -48,22 +48,22 @@ _MEMBER = "m.room.member"
 
 
 class RoomQuerySet(ReadOnlyQuerySet["Room"]):
-    """Rooms; indexed by room ID."""
+    """Rooms. Indexed by room ID."""
 
     def of_user(self, user_id: str, membership: str = "join") -> RoomQuerySet:
-        """Rooms in which the user has that membership now."""
+        """Returns the rooms in which the user has that membership in the current state."""
         return self.filter(room_id__in=CurrentState.read.rooms_of(user_id, membership).values("room_id"))
 
     def with_gaps(self) -> RoomQuerySet:
-        """Rooms that refer to events which are not here."""
+        """Returns rooms with backward extremities: their events refer to others that are not here."""
         return self.filter(room_id__in=BackwardExtremity.objects.values("room_id"))
 
 
 class Room(models.Model):
-    """A room that we hold events of.
+    """A room with stored events.
 
-    ``current_state_unresolved``: the state at a forward extremity is not known, because events below it are missing,
-    so the room has no rows in ``CurrentState``. ``visibility_unresolved``: it has none in ``EventVisibility``.
+    ``current_state_unresolved``: the state at a forward extremity is not known, because events below it are missing. The
+    room has no rows in ``CurrentState`` then. ``visibility_unresolved``: it has no rows in ``EventVisibility``.
     """
 
     room_id = IdentifierField(primary_key=True)
@@ -87,62 +87,62 @@ class Room(models.Model):
 
 
 class EventQuerySet(ReadOnlyQuerySet["Event"]):
-    """Events; indexed by stream ordering, event ID, (room, topological, stream), (room, stream), state group and redacts."""
+    """Events. Indexed by stream ordering, event ID, (room, topological, stream), (room, stream), state group and redacts."""
 
     def in_room(self, room_id: str) -> EventQuerySet:
-        """All events of a room that are stored, whatever became of them."""
+        """Returns all stored events of a room, with any verdict."""
         return self.filter(room_id=room_id)
 
     def accepted(self) -> EventQuerySet:
-        """Those that clients may be shown: neither outlier nor rejected nor soft-failed."""
+        """Returns events that clients may be shown: neither outliers nor rejected nor soft-failed."""
         return self.filter(outlier=False, soft_failed=False, rejected_reason=None)
 
     def newest_first(self) -> EventQuerySet:
-        """In the order in which a room is paged, going back."""
+        """Orders events as a room is paged backwards: by (topological, stream), descending."""
         return self.order_by("-topological_ordering", "-stream_ordering")
 
     def state_events(self, *types: str) -> EventQuerySet:
-        """State events, of these types if there are any; ask within a room."""
+        """Returns state events, only of ``types`` if any are given. Combine it with a room, because no index has the type."""
         found = self.filter(state_key__isnull=False)
         return found.filter(type__in=types) if types else found
 
     def at(self, event_ids: Collection[str]) -> EventQuerySet:
-        """These events, by their IDs."""
+        """Returns the stored ones of these events."""
         return self.filter(event_id__in=list(event_ids))
 
     def after(self, position: int, upto: int | None = None) -> EventQuerySet:
-        """Events that arrived after this stream position, up to the other one, in the order of arrival."""
+        """Returns events with stream orderings above ``position``, up to and including ``upto``, ascending."""
         found = self.filter(stream_ordering__gt=position)
         return (found if upto is None else found.filter(stream_ordering__lte=upto)).order_by("stream_ordering")
 
     def prev_events_of(self, event_id: str) -> EventQuerySet:
-        """The stored events that an event refers to as its prev events."""
+        """Returns the stored prev events of an event."""
         edges = EventEdge.objects.filter(event_id=event_id)
         return self.filter(event_id__in=edges.values("prev_event_id"))
 
     def next_events_of(self, event_id: str) -> EventQuerySet:
-        """The events that name an event among their prev events."""
+        """Returns the events that name an event among their prev events."""
         edges = EventEdge.objects.filter(prev_event_id=event_id)
         return self.filter(event_id__in=edges.values("event_id"))
 
     def leaves_of(self, room_id: str) -> EventQuerySet:
-        """The forward extremities of a room."""
+        """Returns the forward extremities of a room."""
         return self.filter(event_id__in=ForwardExtremity.objects.filter(room_id=room_id).values("event_id"))
 
     def with_state_of(self, state_group: int) -> EventQuerySet:
-        """Events whose state is that group."""
+        """Returns the events with that state group, by stream ordering."""
         return self.filter(state_group=state_group).order_by("stream_ordering")
 
 
 @bind(BACKFILL)
 @bind(EVENTS)
 class Event(Fact):
-    """One event as this server holds it; its JSON is in ``EventJson``.
+    """One stored event. Its JSON is in ``EventJson``.
 
-    ``stream_ordering`` tells when it arrived (negative: by backfill), ``topological_ordering`` is the depth that
-    its sender claims. A room is read by (topological, stream). An event is shown to clients unless it is an
-    outlier, rejected or soft-failed, and visibility lets it pass; ``redacted_by`` says that the pruned form is to
-    be served.
+    ``stream_ordering`` is the position at which it arrived; it is negative for backfilled events.
+    ``topological_ordering`` is the depth as its sender claims it. A room is read by (topological, stream). An event is
+    shown to clients if it is no outlier, not rejected, not soft-failed, and visible to the user. ``redacted_by`` means
+    that the pruned form is served.
     """
 
     id_field: ClassVar[str] = "stream_ordering"
@@ -207,7 +207,7 @@ class Event(Fact):
 
 
 class EventJson(models.Model):
-    """The event byte for byte as it came in. It may hold an escaped NUL, so it is bytea and never jsonb."""
+    """The exact bytes of an event. They may contain an escaped NUL, so the column is bytea, never jsonb."""
 
     event_id = IdentifierField(primary_key=True)
     room_version = models.TextField(help_text="tells the event's format")
@@ -223,7 +223,10 @@ class EventJson(models.Model):
 
 
 class EventEdge(models.Model):
-    """``event_id`` names ``prev_event_id`` among its prev events; that one need not be here. Outliers have none."""
+    """An edge of the graph: ``event_id`` names ``prev_event_id`` among its prev events, which may be missing here.
+
+    Outliers have no edges.
+    """
 
     pk = models.CompositePrimaryKey("event_id", "prev_event_id")
     event_id = IdentifierField()
@@ -238,7 +241,7 @@ class EventEdge(models.Model):
 
 
 class EventAuth(models.Model):
-    """The auth events of a *state* event, in its own order; auth chains lead through state events only.
+    """The auth events of a *state* event, in the order that it lists them. Auth chains lead through state events only.
 
     In room version 12 the create event is implied and not listed.
     """
@@ -255,7 +258,7 @@ class EventAuth(models.Model):
 
 
 class ForwardExtremity(models.Model):
-    """A leaf of a room: an accepted event that no accepted event refers to."""
+    """A forward extremity of a room: an accepted event that no accepted event refers to."""
 
     event_id = IdentifierField(primary_key=True)
     room_id = IdentifierField()
@@ -270,7 +273,7 @@ class ForwardExtremity(models.Model):
 
 
 class BackwardExtremity(models.Model):
-    """A gap of a room: an event that an event here refers to, and that is not here or only as an outlier."""
+    """A backward extremity of a room: an event that a stored event refers to, and that is not here or only as an outlier."""
 
     room_id = IdentifierField()
     event_id = IdentifierField()
@@ -287,32 +290,32 @@ class BackwardExtremity(models.Model):
 
 
 class CurrentStateQuerySet(ReadOnlyQuerySet["CurrentState"]):
-    """Entries of rooms' current state; indexed by (room, type, state key), and members by (user, membership, room)."""
+    """Entries of rooms' current state. Indexed by (room, type, state key), members also by (user, membership, room)."""
 
     def in_room(self, room_id: str, *types: str) -> CurrentStateQuerySet:
-        """The current state of a room, of these types if there are any."""
+        """Returns the current state of a room, only of ``types`` if any are given, by type and state key."""
         found = self.filter(room_id=room_id, **({"type__in": types} if types else {}))
         return found.order_by("type", "state_key")
 
     def members(self, room_id: str, membership: str = "join") -> CurrentStateQuerySet:
-        """The users with that membership in a room, in ``state_key``."""
+        """Returns the entries of the users with that membership in a room. ``state_key`` is the user ID."""
         return self.filter(room_id=room_id, type=_MEMBER, membership=membership).order_by("state_key")
 
     def rooms_of(self, user_id: str, membership: str = "join") -> CurrentStateQuerySet:
-        """The user's membership entries of that kind, one a room."""
+        """Returns the user's entries with that membership, one for each room, by room ID."""
         return self.filter(type=_MEMBER, state_key=user_id, membership=membership).order_by("room_id")
 
     def as_state(self, room_id: str) -> dict[tuple[str, str], str]:
-        """The current state of a room as ``(type, state_key) -> event_id``."""
+        """Returns the current state of a room as ``(type, state_key) -> event_id``."""
         rows = self.filter(room_id=room_id).values_list("type", "state_key", "event_id")
         return {(event_type, state_key): event_id for event_type, state_key, event_id in rows}
 
 
 class CurrentState(models.Model):
-    """One entry of a room's current state: the state at its forward extremities.
+    """One entry of a room's current state, which is the state at its forward extremities.
 
-    ``membership`` is set for m.room.member entries, whose ``state_key`` is the user: the index over both finds a
-    user's rooms.
+    ``membership`` is set for m.room.member entries, whose ``state_key`` is the user. The index over both finds a user's
+    rooms.
     """
 
     room_id = IdentifierField()
@@ -346,7 +349,7 @@ class CurrentState(models.Model):
 class CurrentStateDelta(Fact):
     """A fact of the stream ``events``: an entry of a room's current state changed with the event of this position.
 
-    Null ``event_id``: the entry was removed. Null ``prev_event_id``: there was none before.
+    ``event_id`` is null if the entry was removed. ``prev_event_id`` is null if there was no entry before.
     """
 
     id_field: ClassVar[str] = "stream_ordering"
@@ -375,7 +378,7 @@ class CurrentStateDelta(Fact):
 
 
 class ErasedUser(models.Model):
-    """A user who asked for erasure: whoever was not joined at one of their events sees it pruned."""
+    """A user who asked for erasure. Users who were not joined at one of their events see it pruned."""
 
     user_id = IdentifierField(primary_key=True)
     erased_at = models.DateTimeField(db_default=Now())
@@ -388,37 +391,41 @@ class ErasedUser(models.Model):
 
 
 class EventVisibilityQuerySet(ReadOnlyQuerySet["EventVisibility"]):
-    """Ranges of visibility; indexed by (room, user, kind, first) and (user, room, kind, first)."""
+    """Ranges of visibility. Indexed by (room, user, kind, first) and (user, room, kind, first)."""
 
     def of_user(self, room_id: str, user_id: str) -> EventVisibilityQuerySet:
-        """The ranges of one user in a room, without the room-wide ones."""
+        """Returns the ranges of one user in a room, without the room-wide ones, by first position."""
         return self.filter(room_id=room_id, user_id=user_id).order_by("first", "kind")
 
     def room_wide(self, room_id: str) -> EventVisibilityQuerySet:
-        """The ranges that hold for everybody, or for every member."""
+        """Returns the room-wide ranges, which apply to everyone or to all members, by first position."""
         return self.filter(room_id=room_id, user_id=None).order_by("first", "kind")
 
     def covering(self, room_id: str, position: int) -> EventVisibilityQuerySet:
-        """The ranges of a room that a stream position lies in, the room-wide ones first."""
+        """Returns the ranges of a room that include a stream position, the room-wide ones first."""
         not_before = Q(last__isnull=True) | Q(last__gte=position)
         found = self.filter(not_before, room_id=room_id, first__lte=position)
         return found.order_by(F("user_id").asc(nulls_first=True), "first", "kind")
 
 
 class EventVisibility(models.Model):
-    """Who may see which events of a room, as ranges of stream positions, both ends included (``last`` null: open).
+    """A range of stream positions of a room whose events a user, or everyone, may see. Both ends are included.
 
-    User U sees an event at position p of the room when p lies in a range of U (``user_id = U``), or in a room-wide
-    range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with a membership record.
-    Single events (``first = last``) overrule the user's own ranges, not the room-wide ones: ``shown`` and ``hidden``.
-    A change to a less open setting belongs to the part that it ends (``world_before``, ``shared_before``), unless its sender
-    is erased. ``withheld`` is shown to nobody. ``cut`` ends a user's view: positions above its ``first`` are hidden. While
-    ``peekable`` is open, the current state lets anybody read the room. Outliers, rejected and soft-failed events
-    are never shown, wherever ranges lie. ``events.visibility.predicate_sql`` is the predicate over all of this.
+    ``last`` is null while the range is open. User U sees an event at position p if p lies in a range of U (``user_id =
+    U``), or in a room-wide range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with a
+    membership record.
+
+    Rows for single events (``first = last``), ``shown`` and ``hidden``, overrule the user's own ranges, not the room-wide
+    ones. A change to a less open setting belongs to the part that it ends (``world_before``, ``shared_before``), unless
+    its sender is erased. ``withheld`` is shown to nobody. ``cut`` ends a user's view: positions above its ``first`` are
+    hidden. While ``peekable`` is open, everyone may read the room by its current state.
+
+    Outliers, rejected and soft-failed events are never shown, whatever the ranges are.
+    ``events.visibility.predicate_sql`` is the predicate over all of this.
     """
 
     class Kind(models.TextChoices):
-        """What makes the range visible."""
+        """The kinds of ranges: the reasons for which they show or hide events."""
 
         WORLD = "world", "world readable"
         SHARED = "shared", "shared with members"

@@ -1,7 +1,8 @@
-"""Tables of per-user feeds: for each user of this server the newest events that may be new to them, as a list of positions.
+"""Tables of per-user feeds: a list of stream positions for each user of this server.
 
-A feed is never the truth: it only tells a reader which rooms and positions to look at, and every row can be thrown away
-(``events.sync.feeds`` reads, ``pipeline.feeds.write`` writes). Others find the models in ``events.models``.
+At these positions are the newest events that may be new to the user. A feed is never the truth. It only gives a reader
+the rooms and positions to look at, and every row may be deleted (``events.sync.feeds`` reads, ``pipeline.feeds.write``
+writes). Import these models from ``events.models``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ __all__ = ["Feed", "FeedEntry", "FeedPosition"]
 
 
 class Feed(models.Model):
-    """A user's feed: which part of it is complete, and how long it is.
+    """A user's feed: its length, and from where it is complete.
 
-    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to the feeds' position. Whoever
-    comes with an older token asks the rooms.
+    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to the feeds' position. For an
+    older token the rooms are queried instead.
     """
 
     user_id = IdentifierField(primary_key=True)
@@ -32,7 +33,10 @@ class Feed(models.Model):
 
 
 class FeedEntry(models.Model):
-    """An event at this stream position of this room may be new to the user; the event is the one that is there now."""
+    """A stream position in a room that may have something new for the user.
+
+    The row does not name the event: the one that has this position when the feed is read counts.
+    """
 
     pk = models.CompositePrimaryKey("user_id", "stream_ordering")
     user_id = IdentifierField()
@@ -47,7 +51,7 @@ class FeedEntry(models.Model):
 
 
 class FeedPosition(models.Model):
-    """How far all feeds are written: one row, moved in the transaction that writes them."""
+    """The position up to which all feeds are written: one row, updated in the transaction that writes them."""
 
     name = IdentifierField(primary_key=True, help_text="the reader that writes feeds")
     position = models.BigIntegerField(help_text="stream position up to which feeds list what is new")

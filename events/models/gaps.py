@@ -1,4 +1,4 @@
-"""Where a room's timeline has a gap: below an event that came while events under it were missing."""
+"""The gaps in timelines of rooms: each below an event that arrived while events under it were missing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ __all__ = ["TimelineGap"]
 
 
 class TimelineGap(models.Model):
-    """The event at this position was the first to refer to events that were not here.
+    """The stream position of an event that was the first to refer to events that were not here.
 
-    A sync from before it to beyond it is ``limited`` and shows what came with the event or after it. The row stays when the
-    missing events come by backfill: they are not new to anybody, so whoever has crossed the gap has to ask for them.
+    A sync from before it to beyond it is ``limited``, and shows what arrived with the event or after it. The row stays
+    when the missing events are backfilled. They are not new to any client, so clients that have crossed the gap have to
+    request them.
     """
 
     room_id = IdentifierField()

@@ -1,7 +1,7 @@
-"""Rooms that were deleted whole: what stays known of them outside their own tables.
+"""Rooms that were deleted whole: the facts that are kept about them outside their own tables.
 
-A trigger on ``events_room`` skips the row of a room that is still being deleted, or is blocked, whoever wants to make it: so
-events of it are refused as those of an unknown room, and an import puts them aside.
+A trigger on ``events_room`` skips the insertion of a room that is still being deleted, or is blocked, for every writer.
+So its events are refused as those of an unknown room, and an import quarantines them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ __all__ = ["PurgedRoom"]
 
 
 class PurgedRoom(models.Model):
-    """A room that ``purge room`` has deleted, or is deleting: then ``finished_at`` is null.
+    """A room that ``purge room`` has deleted, or is deleting: ``finished_at`` is null then.
 
-    Rows of it up to ``highest_position``, from ``lowest_position`` on, and groups up to ``highest_group`` are of that time.
+    Rows of the room from ``lowest_position`` to ``highest_position``, and groups up to ``highest_group``, are from before
+    the purge.
     """
 
     room_id = IdentifierField(primary_key=True)

@@ -1,7 +1,7 @@
-"""Tables and views of who sees what, beside the ranges: forgotten rooms, ignored users, and the views to join.
+"""Tables and views about visibility beside the ranges: forgotten rooms, ignored users, and the views to join.
 
-``RoomAccess`` and ``VisibleEvent`` are views (``events.visibility.predicate_sql``), never written. The models are found in
-``events.models``.
+``RoomAccess`` and ``VisibleEvent`` are views (``events.visibility.predicate_sql``), never written. Import these models
+from ``events.models``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ __all__ = ["ForgottenRoom", "IgnoredUser", "RoomAccess", "VisibleEvent"]
 
 
 class ForgottenRoom(models.Model):
-    """A user has forgotten a room that they had left: they read it as if they never had been there.
+    """A room that a user left and then forgot. They read it as if they had never been in it.
 
-    It holds for the membership event that it names: with every later one the room is no longer forgotten.
+    The row applies to the membership event that it names. With any later one the room is no longer forgotten.
     """
 
     pk = models.CompositePrimaryKey("user_id", "room_id")
@@ -32,7 +32,7 @@ class ForgottenRoom(models.Model):
 
 
 class IgnoredUser(models.Model):
-    """A user is shown no messages of another: ``m.ignored_user_list`` of their account data."""
+    """A user whose messages another user is not shown: an entry of the latter's ``m.ignored_user_list`` in the account data."""
 
     pk = models.CompositePrimaryKey("user_id", "ignored_user_id")
     user_id = IdentifierField()
@@ -46,9 +46,9 @@ class IgnoredUser(models.Model):
 
 
 class RoomAccess(models.Model):
-    """View: a user with a membership may read a room now, and how far. Rooms that the user may not read have no row.
+    """View: the rooms that users with a membership may read now, and up to which position. Other rooms have no row.
 
-    Ask with a user, a room, or both.
+    Filter by user, by room, or by both.
     """
 
     pk = models.CompositePrimaryKey("user_id", "room_id")
@@ -70,11 +70,11 @@ class RoomAccess(models.Model):
 
 
 class VisibleEvent(models.Model):
-    """View: a user sees an event, row by row, for all who have a membership in the room's current state.
+    """View: the events that users see, one row for each event and user, for users with a membership in the current state.
 
-    ``redacted``: serve the pruned form. Ask with a user or an event, best with a room or a stretch of positions too: the view is
-    worked out when it is read. Retention is not in it, because it depends on the time and on settings
-    (``events.visibility.access``), nor are strangers in world-readable rooms; everything else is.
+    ``redacted``: serve the pruned form. Filter by user or by event, best also by room or by a range of positions, because
+    the view is computed when it is read. Two things are not in it. Retention depends on the time and on settings
+    (``events.visibility.access``), and users without a membership may read world-readable rooms.
     """
 
     pk = models.CompositePrimaryKey("user_id", "event_id")

@@ -1,1 +1,1 @@
-"""Storing events that come in: one batch at a time, under the room's lock."""
+"""Stores incoming events: one batch at a time, under the locks of its rooms."""

@@ -1,10 +1,13 @@
-"""Ranges of backfilled events, kept as one rebuild of the room would make them, whatever batches the events come in.
+"""Writes the visibility ranges of backfilled events, in whatever batches they arrive.
 
-Backfilled events have ranges of their own, in which each event's own state is the line. A *run* is events next to each other
-whose state is known; ranges go on within a run. A batch makes runs longer and joins them: where a new run meets a stored one its
-ranges are lengthened instead of written beside them, and what the first event of the stored run was judged to be alone is
-judged again after the event before it. Costs what a batch does, not what is stored. Assumes the caller's transaction with the
-room's row locked, and that the events are written.
+The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, in which each event's
+own state stands for the line. A *run* is a sequence of neighbouring events with known states. Ranges continue within a
+run.
+
+A batch extends and joins runs. Where a new run touches a stored one, stored ranges are extended instead of written again
+next to it. The first event of the stored run was computed without an event before it, so it is computed again. The time
+is in proportion to the batch, not to the room. Assumes the caller's transaction with the room's row locked, and that the
+events are written.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, Visibi
 __all__ = ["write_old_ranges"]
 
 _RANGES = frozenset({"joined", "invited", "shared", "world"})
-"""Kinds that go on; the others are of a single event."""
-#: Accepted backfilled events from the nearest one below some places to the nearest one above, ascending.
+"""Kinds that cover several events. Rows of other kinds are for single events."""
+#: Accepted backfilled events, from the nearest one below some positions to the nearest one above them, ascending.
 _AROUND = """
 SELECT e.event_id, e.stream_ordering, e.state_group IS NOT NULL FROM events_event e
 WHERE e.room_id = %(room)s AND NOT e.outlier AND NOT e.soft_failed AND e.rejected_reason IS NULL AND e.stream_ordering < 0
@@ -58,11 +61,14 @@ class _Placed(NamedTuple):
     event_id: str
     place: int
     known: bool
-    """Whether its state is."""
+    """True if its state is known."""
 
 
 def write_old_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
-    """Write what follows from events at these places (at least one), which are new, or now have a state or another verdict."""
+    """Writes the changes of ranges around these positions (at least one).
+
+    Events there are new, or now have a state, or have another verdict.
+    """
     changed = sorted(places)
     with connections[room.using].cursor() as cursor:
         cursor.execute(_AROUND, {"room": room.room_id, "first": changed[0], "last": changed[-1]})
@@ -72,9 +78,10 @@ def write_old_ranges(room: StoredRoom, states: RoomStates, places: Collection[in
 
 
 def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_Placed]]:
-    """Events that follow each other newly, the stored ones at the ends included."""
+    """Yields sequences of events that became neighbours, including the stored events at both ends."""
     part: list[_Placed] = []
     for event in events:
+        # Neighbours with a changed position between or at them. Other neighbours are in one stored run already.
         if part and event.known and bisect_left(changed, part[-1].place) < bisect_right(changed, event.place):
             part.append(event)
             continue
@@ -90,7 +97,10 @@ def _is_new(part: Sequence[_Placed], changed: Sequence[int]) -> bool:
 
 
 class _Part:
-    """Events whose ranges are worked out together; a stored run may end with the first, another may begin with the last."""
+    """Events whose ranges are computed together.
+
+    The first may be the end of a stored run, the last the beginning of another.
+    """
 
     def __init__(
         self, room: StoredRoom, states: RoomStates, events: Sequence[_Placed], changed: Collection[int], cursor: Any
@@ -105,13 +115,15 @@ class _Part:
         self._gone: set[VisibilityRow] = set()
 
     def write(self) -> None:
-        """Lengthen, join and add ranges."""
+        """Extends, joins and adds ranges."""
         room = self._room
         room.adopt_after([event.event_id for event in self._events])
         worked_out = self._worked_out(self._events)
         for row in worked_out.rows:
             self._put(row)
         self._end(worked_out.still_open())
+        # A stored event that was the first of its run has rows that were computed without an event before it: these are deleted.
+        # Between the two ends such a run was the event alone, so its ranges are deleted as well.
         for event in self._kept:
             if event.place != self._below:
                 alone = self._worked_out([event])
@@ -133,9 +145,12 @@ class _Part:
                 before[event.event_id] = group
         return before.get(event.event_id)
 
-    # --- what becomes of a range --------------------------------------------------------------------------------
+    # --- ranges that end, continue or join --------------------------------------------------------------------------------
     def _put(self, row: VisibilityRow) -> None:
-        """A range that ended, or a row of a single event; those of the first event are stored, if that is."""
+        """Adds a range that ended, or the row of a single event.
+
+        If the first event is stored already, the rows that begin with it are, too: its ranges are extended.
+        """
         if row.kind in OF_THE_LINE:
             return
         if row.first != self._below:
@@ -144,7 +159,7 @@ class _Part:
             self._lengthen(row)
 
     def _end(self, still_open: Iterable[VisibilityRow]) -> None:
-        """Ranges that go on after the last event: with those of the run above it, or not at all."""
+        """Ends the ranges that are open after the last event, or joins them with ranges of the stored run above."""
         above = self._running(self._above, above=True)
         for row in still_open:
             if row.kind in OF_THE_LINE:
@@ -159,14 +174,17 @@ class _Part:
                 self._new.add(whole)
 
     def _lengthen(self, row: VisibilityRow) -> None:
-        """A stored range that ended with the first event goes on."""
+        """Extends a stored range that ended with the first event."""
         met = self._running(self._below, above=False).get((row.user_id, row.kind))
         if met is not None:
             self._gone.add(met)
         self._new.add(row if met is None else replace(row, first=met.first))
 
     def _running(self, place: int | None, *, above: bool) -> dict[tuple[str | None, str], VisibilityRow]:
-        """Stored ranges at one end that run on beyond it; those of events that were purged begin or end between."""
+        """Returns the stored ranges at one end that continue beyond it, by user and kind.
+
+        Ranges of purged events may begin or end between two events that are left.
+        """
         if place is None:
             return {}
         next_one = self._events[-2 if above else 1].place
@@ -179,7 +197,10 @@ class _Part:
         return found
 
     def _write(self) -> None:
-        """Rows that stay are not touched; one that gives way to another of its kind becomes it."""
+        """Writes the differences to the stored rows.
+
+        Unchanged rows are not touched. A row that is replaced by one of its kind with the same beginning or end is updated.
+        """
         gone = self._gone & self._stored.keys() - self._new
         new = self._new - self._stored.keys()
         waiting = {

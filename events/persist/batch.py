@@ -1,9 +1,11 @@
-"""Storing room events as they come: from local users, from other servers, and old ones by backfill.
+"""Stores batches of events: from local users, from other servers, and old ones by backfill.
 
-``persist`` takes a batch in any order, of any rooms. Each event gets a named verdict of its own: stored (accepted, rejected
-by the auth rules, or soft-failed), a duplicate, or refused with the reason; the others are not touched by it. The batch is
-one transaction. Rooms are locked in the order of their IDs before any position is reserved, so writers never wait for each
-other in a circle, and positions of a room ascend as its events build on each other.
+``persist`` takes events in any order, of any rooms. Each event gets its own verdict: stored (accepted, rejected by the
+auth rules, or soft-failed), duplicate, or refused with a reason. A refused event does not affect the others. A batch is
+one transaction.
+
+The rooms are locked in the order of their IDs before any position is reserved. So two batches cannot deadlock, and within
+a room positions ascend in causal order.
 """
 
 from __future__ import annotations
@@ -40,17 +42,19 @@ from streams.models import CacheInvalidation
 __all__ = ["Incoming", "PersistOutcome", "Persisted", "RefusedEvent", "persist", "with_state"]
 
 _MOST_PREV_EVENTS, _MOST_AUTH_EVENTS = 20, 10
-"""As servers take them; of each choice of prev events the states are resolved, under the room's lock."""
+"""Limits that other servers have too. The states of all prev events are resolved under the room's lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """An event as it came in: its exact bytes, and what is known about it.
+    """An incoming event: its exact bytes, and what is known about it.
 
-    ``room_version`` may be left out for rooms that are stored and for create events. ``outlier``: only the event is known, not
-    its place in the graph. ``backfilled``: it is old, and was asked for. ``state_before``: the events that make up the room's
-    state before it, told from outside; it counts where prev events, or their states, are not here. These events are stored, or
-    come in the same batch, outliers as a rule. A stored event whose state is not known gets it when it comes again so.
+    ``room_version`` is optional for stored rooms and for create events. ``outlier``: only the event is known, not its
+    place in the graph. ``backfilled``: the event is old and was requested.
+
+    ``state_before`` has the IDs of the events that make up the room's state before the event, as given from outside. It
+    is used where prev events, or their states, are not here. These events are stored, or are in the same batch, normally
+    as outliers. A stored event without a known state gets one if it arrives again with ``state_before``.
     """
 
     json: bytes
@@ -63,7 +67,7 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """A stored event; ``rejected_reason`` and ``soft_failed`` are the verdict of the auth rules."""
+    """A stored event. ``rejected_reason`` and ``soft_failed`` are its verdict by the auth rules."""
 
     event_id: str
     room_id: str
@@ -74,7 +78,7 @@ class Persisted:
 
 @dataclass(frozen=True, slots=True)
 class RefusedEvent:
-    """An event that was not stored: its place in the batch and why."""
+    """An event that was not stored: its index in the batch, and the reason."""
 
     place: int
     error: EventRefused
@@ -82,14 +86,18 @@ class RefusedEvent:
 
 @dataclass(slots=True)
 class PersistOutcome:
-    """What became of a batch. ``bad_content_hashes`` of the stored events did not fit: pruned or tampered with."""
+    """The outcome of a batch.
+
+    ``bad_content_hashes`` counts stored events whose content does not match its hash: pruned or tampered with.
+    ``duplicates`` has event IDs. ``refused`` is in the order of the batch.
+    """
 
     stored: list[Persisted] = field(default_factory=list)
     duplicates: list[str] = field(default_factory=list)
     refused: list[RefusedEvent] = field(default_factory=list)
     bad_content_hashes: int = 0
     unfinished_rooms: list[str] = field(default_factory=list)
-    """A gap was filled below more events than are resolved at once: call ``resolve_room``."""
+    """Rooms in which a gap was filled below more events than are processed at once: call ``resolve_room`` for them."""
 
 
 def persist(
@@ -100,17 +108,22 @@ def persist(
     verified: bool = False,
     history_of: str | None = None,
 ) -> PersistOutcome:
-    """Store a batch; see the module. Events that are stored already change nothing, so a batch may be repeated.
+    """Stores a batch.
 
-    Signatures are checked with the keys that ``verifier`` tells (``events.room.verification``), before anything is locked; an
-    event that a server did not sign is refused as ``bad-signature``. Or the caller says that all are ``verified``, as those
-    made here are.
+    The module describes how. Events that are stored already change nothing, so a batch may be repeated.
 
-    ``history_of``: the events are what the server of that name has stored, so those of its own users are never soft-failed, and
-    any number of prev and auth events is taken.
+    Signatures are checked with the keys that ``verifier`` returns (``events.room.verification``), before anything is
+    locked. An event without a needed signature is refused as ``bad-signature``. Alternatively the caller says that all
+    events are ``verified``, for instance because they were created here.
 
-    Raises ``SignaturesUnchecked`` where neither is said, what ``verifier`` raises, errors of the stream engine (``WriterFenced``,
-    …) and of the database, and then nothing was stored; a transaction of the caller can then only be rolled back.
+    ``history_of`` is the name of a server whose stored history this is. Events of its own users are never soft-failed
+    then, and any number of prev and auth events is accepted.
+
+    ``using`` is a database alias, by default that of the settings.
+
+    Raises ``SignaturesUnchecked`` unless exactly one of ``verifier`` and ``verified`` is given. Exceptions of
+    ``verifier``, of the stream engine (``WriterFenced``, …) and of the database are passed on. Nothing is stored in these
+    cases, and a transaction of the caller can only be rolled back.
     """
     if (verifier is None) is not verified:
         raise SignaturesUnchecked(
@@ -124,6 +137,7 @@ def persist(
     if history_of is not None:
         parsed = [replace_field(placed, event=as_let_through(placed.event, history_of)) for placed in parsed]
     if parsed:
+        # No savepoint: after an error the caller's transaction can only be rolled back as a whole.
         with transaction.atomic(using=alias, savepoint=False):
             _store(parsed, outcome, alias)
     outcome.refused.sort(key=lambda refused: refused.place)
@@ -131,9 +145,11 @@ def persist(
 
 
 def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[bytes] = ()) -> list[Incoming]:
-    """The batch that stores ``event`` on top of the given state; ``event.room_version`` must be told.
+    """Returns the batch that stores ``event`` on top of the given state.
 
-    What cannot be read is still in the batch, so ``persist`` refuses it by name, but it counts for nothing in the state.
+    ``state`` and ``auth_chain`` hold the exact bytes of events. Unreadable ones stay in the batch, so that ``persist``
+    refuses them with a reason, but they are no part of the state. Raises ``ValueError`` if ``event.room_version`` is
+    missing.
     """
     if event.room_version is None:
         raise ValueError("The room version has to be told: nothing else tells how to read the state.")
@@ -164,10 +180,11 @@ class _Placed:
 def _parse(
     batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None, *, known_elsewhere: bool
 ) -> list[_Placed]:
-    """The events, each once.
+    """Returns the parsed events, each once; adds refused ones and duplicates to ``outcome``.
 
-    Of several with one ID, room and room version the first, but rather one with a place in the graph, and the content of one as
-    its sender made it (pruned and tampered ones have the same ID).
+    Several copies with one ID, room and room version become one event. A copy with a place in the graph is preferred to
+    an outlier, then the first one. Its content is taken from a copy that matches its hash, because pruned and tampered
+    copies have the same ID.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
@@ -196,14 +213,18 @@ def _parse(
 
 
 def _decoded(json: bytes) -> dict[str, Any]:
-    """Its size is looked at first: what ``unsigned`` holds counts for no other limit, and is stored and read with the event."""
+    """Returns the decoded event. Raises ``EventRefused`` (``too-large``) before decoding if the text is too long."""
+    # First, because no other limit covers ``unsigned``, which is stored and read with the event.
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.TOO_LARGE, f"{len(json)} bytes as it came; at most {LINE_LIMIT_BYTES} are taken")
     return decode_event(json)
 
 
 def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf) -> list[_Placed]:
-    """Those that are signed; of every copy, since signatures are no part of an event's ID."""
+    """Returns the events with all needed signatures.
+
+    Every copy is checked, because an event's ID does not cover its signatures.
+    """
     refusals = check_signatures([placed.event for placed in parsed], verifier)
     found = list(zip(parsed, refusals, strict=True))
     outcome.refused += [RefusedEvent(placed.place, refusal) for placed, refusal in found if refusal is not None]
@@ -211,7 +232,8 @@ def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf
 
 
 def _of_both(first: _Placed, other: _Placed) -> _Placed:
-    """One of two copies of an event: the place of one in the graph, the content of one that fits its hash."""
+    """Merges two copies of an event: the place in the graph of one, and the content of one that matches its hash."""
+    # The sort is stable: of two equal copies the first one stays.
     copies = sorted((first, other), key=lambda copy: (copy.event.outlier, not copy.event.content_hash_matches))
     kept, left = copies
     if kept.event.content_hash_matches or not left.event.content_hash_matches:
@@ -220,7 +242,7 @@ def _of_both(first: _Placed, other: _Placed) -> _Placed:
 
 
 def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
-    """The event ``content`` with what is known about the other copy."""
+    """Returns the event ``content`` with the place of ``placed`` in the graph and in the stream."""
     return replace(
         content,
         outlier=placed.outlier,
@@ -230,7 +252,7 @@ def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
 
 
 def _is_same(event: ParsedEvent, other: ParsedEvent) -> bool:
-    """Whether two of one ID are one event: before room version 3 senders choose the IDs."""
+    """Returns true if two events with one ID are the same event. Before room version 3 senders choose the IDs."""
     version = room_version(event.room_version)
     return version.ids_are_hashes or _reference_hash(event, version) == _reference_hash(other, version)
 
@@ -242,7 +264,7 @@ def _reference_hash(event: ParsedEvent, version: RoomVersion) -> str:
 def _versions(
     decoded: Sequence[tuple[int, Incoming, dict[str, Any]]], using: str, verifier: KeysOf | None
 ) -> dict[str, str]:
-    """Room version by room ID: of stored rooms, and as told in the batch."""
+    """Returns the room version by room ID: of stored rooms, and of rooms whose version the batch states."""
     untold = [event for _, incoming, event in decoded if incoming.room_version is None]
     if not untold:
         return {}
@@ -264,7 +286,7 @@ def _versions(
 
 
 def _announcing(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
-    """A create event that tells its room's version, if it is signed."""
+    """Returns the create event if it determines the version of its room, else null. Its signatures are not checked here."""
     try:
         create = parse_event(json, event, _own_version(event))
     except EventRefused:
@@ -294,7 +316,9 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
     if version is None:
         version = _own_version(event)
         if isinstance(version, str) and version in ROOM_VERSIONS and _announcing(incoming.json, event) is None:
-            parse_event(incoming.json, event, version, incoming.event_id)  # may have another reason
+            parse_event(
+                incoming.json, event, version, incoming.event_id
+            )  # raises first if the event has another defect
             detail = (
                 "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"
             )
@@ -316,7 +340,7 @@ def _check_references(event: ParsedEvent) -> None:
 
 
 def _check_given(event_ids: Any) -> None:
-    """What another server names as the state before an event may be anything."""
+    """Raises ``EventRefused`` if ``state_before`` is not a list of identifiers. Another server may send anything there."""
     if event_ids is None:
         return
     if isinstance(event_ids, str | bytes) or not isinstance(event_ids, Sequence):
@@ -330,9 +354,9 @@ def _check_given(event_ids: Any) -> None:
 
 @dataclass(slots=True)
 class _Work:
-    """What there is to do: new events and given states by room, the place of each event in the batch, and its room.
+    """The work of a batch, by room. ``places`` and ``rooms`` are by event ID: the index in the batch, and the room.
 
-    Before room version 3 senders choose the IDs of events, so two rooms may claim one.
+    Before room version 3 senders choose the IDs of events, so two rooms may claim one ID.
     """
 
     by_room: dict[str, list[ParsedEvent]] = field(default_factory=dict)
@@ -341,7 +365,7 @@ class _Work:
     rooms: dict[str, str] = field(default_factory=dict)
 
     def add(self, placed: _Placed, *, stored: bool) -> None:
-        """``stored``: the event is here, and only its state is told."""
+        """Adds an event. With ``stored`` the event is here already, and only its given state is added."""
         event = placed.event
         self.places.setdefault(event.event_id, placed.place)
         self.rooms[event.event_id] = event.room_id
@@ -357,6 +381,7 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
     reading = lock_and_read([placed.event for placed in parsed], using, building=building)
     parsed, whole = _with_stored_content(parsed, reading, outcome, using)
     work, rooms, known = _work(parsed, reading, outcome), reading.rooms, reading.events
+    # Sorted by room ID, as the rows were locked. Positions are reserved in this order in ``write_rooms``, under all locks.
     batches = [
         (rooms[room_id], RoomBatch(reading, rooms[room_id], work.by_room[room_id], using, work.given.get(room_id)))
         for room_id in sorted(work.by_room)
@@ -367,6 +392,7 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
     )
     if whole := [event for event in whole if event.event_id in positions]:
         _store_whole(whole, using)
+    # After the commit only: events of a rolled-back batch must neither be kept by this process nor be counted.
     transaction.on_commit(lambda: _keep(worked_out), using=using)
     for room, _, changes in worked_out:
         if changes.filled.more:
@@ -384,10 +410,13 @@ def _store(parsed: Sequence[_Placed], outcome: PersistOutcome, using: str) -> No
 def _with_stored_content(
     parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome, using: str
 ) -> tuple[list[_Placed], list[ParsedEvent]]:
-    """Outliers that come with their place keep what is stored of them, unless that fits no hash and this is whole.
+    """Handles stored outliers that arrive again with their place in the graph.
 
-    Those that were read by another room version, before the room's own was known, are read anew. What was censored stays so.
-    Returns the batch, and those that are stored anew.
+    Returns the batch, and the events whose JSON is replaced.
+
+    The stored content is kept, unless it does not match its hash and the new content does. An outlier that was stored
+    under another room version, before the room's own was known, is parsed again. The JSON of a censored event is not
+    replaced.
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
@@ -417,7 +446,7 @@ def _with_stored_content(
 
 
 def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
-    """The event, with the stored content where only that fits its hash."""
+    """Returns the event, with the stored content if only that matches its hash."""
     if event.content_hash_matches:
         return event
     try:
@@ -428,21 +457,27 @@ def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
 
 
 def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
-    """Events of which a worse copy was stored: redacted, because it did not fit its hash, or read by another room version."""
+    """Replaces the stored JSON of events.
+
+    The stored copy was pruned because of its hash, or was parsed by another room version.
+    """
     for event in events:
         kept = EventJson.objects.using(using).filter(pk=event.event_id)
         kept.update(json=event.json, room_version=event.room_version)
     keys = [event.event_id for event in events]
     registry.get("caches").append(*(CacheInvalidation(cache_name=CACHE_NAME, keys=[event_id]) for event_id in keys))
     states = [event for event in events if event.state_key is not None]
-    if states:  # they may be entries that are current
+    if states:  # they may be entries of the current state
         invalidate_room_states(
             ((event.room_id, users_of(event.type, event.state_key or "")) for event in states), using
         )
 
 
 def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:
-    """Sort out what is stored already and what is of no room."""
+    """Separates new events from stored ones and from events without a room.
+
+    Adds duplicates and refused events to ``outcome``.
+    """
     work = _Work()
     for placed in parsed:
         event = placed.event
@@ -452,6 +487,7 @@ def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutco
             detail = f"{event.event_id} is the ID of an event of {owner}"
             outcome.refused.append(RefusedEvent(placed.place, EventRefused(Reason.WRONG_EVENT_ID, detail)))
         elif facts is not None and (event.outlier or not facts.outlier):
+            # Stored already. Only a stored outlier that arrives with its place in the graph is processed as a new event.
             outcome.duplicates.append(event.event_id)
             if facts.state_unresolved and placed.state_before is not None:
                 work.add(placed, stored=True)
@@ -472,7 +508,10 @@ def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
 
 
 def _may_build(placed: _Placed) -> bool:
-    """Whether the event may need a state group of its own; at most the usual message on one event does not."""
+    """Returns true if the event may need a new state group.
+
+    A live message on exactly one prev event and without a given state does not.
+    """
     event = placed.event
     return (
         event.state_key is not None

@@ -1,10 +1,12 @@
-"""Events of a batch that would close a cycle over stored events: before room version 3, where senders choose the IDs.
+"""Finds events of a batch that would close a cycle over stored events.
 
-A names B, which is not here; then B comes and names A. On a cycle nothing has a place: a room would lose all its leaves.
+This is possible before room version 3, where senders choose the IDs: A refers to B, which is not here; then B arrives and
+refers to A. No event on a cycle has a place in the graph, and the room would lose all its forward extremities.
 
-A cycle closes with an event that stored ones name. Along prev events it is looked for upwards from such events of the batch: that
-costs what stands on them, and is done only where there are some, as when a gap is filled. Along auth events it is looked for
-downwards, since their chains are short. Assumes the caller's transaction with the room's row locked.
+A cycle is closed by an event that stored events refer to. Prev events are searched upwards from such events of the batch.
+That takes time in proportion to the events above them, and happens only if there are some, as when a gap is filled. Auth
+events are searched downwards, because their chains are short. Assumes the caller's transaction with the room's row
+locked.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from events.room.graph import causal_order, cycles, refers_to
 
 __all__ = ["closing_a_cycle"]
 
-#: Stored events of the room above these, along prev events, each with what it stands on.
+#: Stored events of the room above some events, along prev events, each with the prev events on the way.
 _UP = """
 WITH RECURSIVE up AS (
     SELECT edge.event_id, edge.prev_event_id FROM events_eventedge edge JOIN events_event e USING (event_id)
@@ -34,7 +36,7 @@ WITH RECURSIVE up AS (
 """
 _IS_REACHED = f"{_UP} SELECT EXISTS (SELECT FROM up WHERE event_id = ANY(%(named)s))"
 _REACHED = f"{_UP} SELECT event_id, prev_event_id FROM up"
-#: What these lead to along the auth events of state events.
+#: All events that some events lead to, along the auth events of state events.
 _CHAIN = """
 WITH RECURSIVE chain AS (
     SELECT auth.event_id, named.id FROM events_eventauth auth, unnest(auth.auth_event_ids) AS named (id)
@@ -50,7 +52,7 @@ _CHAINS = f"{_CHAIN} SELECT event_id, id FROM chain"
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """An event with all that it refers to."""
+    """An event and all event IDs that it refers to."""
 
     event_id: str
     prev_event_ids: tuple[str, ...]
@@ -67,20 +69,21 @@ def closing_a_cycle(
     stored: Mapping[str, ParsedEvent],
     using: str,
 ) -> set[str]:
-    """The events of a batch that lie on a cycle with stored ones.
+    """Returns the IDs of batch events that lie on a cycle with stored ones.
 
-    ``above`` has the pairs (event of the batch, stored event that stands on it); ``stored`` finds stored events.
+    ``above`` has the pairs (event of the batch, stored event that refers to it). ``stored`` maps IDs to stored events.
     """
     own = {event.event_id for event in batch}
     named = {other for event in batch for other in refers_to(event)} - own
     told = [found for other in named if (found := stored.get(other)) is not None and found.state_key is None]
-    edges: dict[str, set[str]] = {event.event_id: {*event.auth_event_ids} for event in told}  # no row tells them
+    edges: dict[str, set[str]] = {event.event_id: {*event.auth_event_ids} for event in told}  # has no row in EventAuth
     values: dict[str, Any] = {"room": room_id, "own": sorted(own), "named": sorted(named)}
     closes = any(not own.isdisjoint(others) for others in edges.values())
     with connections[using].cursor() as cursor:
         walks = [(_LEADS_BACK, _CHAINS)]
         if named and any(event_id in own for event_id, _ in above):
             walks.append((_IS_REACHED, _REACHED))
+        # A cheap EXISTS first. The edges are transferred only if there is a cycle.
         for asks, reads in walks:
             cursor.execute(asks, values)
             if cursor.fetchone()[0]:

@@ -1,6 +1,7 @@
-"""What this process counts of the events that it stores: for metrics, beside what the tables tell.
+"""Counts the events that this process stores, for metrics.
 
-Counted after the commit. Labels are bounded: types of events that nobody specified are ``other``.
+They are counted after the commit. The number of labels is bounded: event types that the specification does not define
+count as ``other``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ HOPS = Histogram(
 )
 MEASURES = (EVENTS, EVENTS_BY_TYPE, GROUPS, HOPS)
 
-#: Types that become labels; anybody may send others.
+#: Types that become labels. Senders may use any others.
 _KNOWN_TYPES = frozenset(
     {
         "m.call.answer", "m.call.candidates", "m.call.hangup", "m.call.invite", "m.key.verification.request",
@@ -47,7 +48,7 @@ _KNOWN_TYPES = frozenset(
 
 
 def count_stored(changes: RoomChanges, server_name: str) -> None:
-    """What a committed batch stored in one room; senders of ``server_name`` are local."""
+    """Counts what a committed batch stored in one room. Senders of ``server_name`` are local."""
     for event in changes.events:
         origin = "local" if event.sender.partition(":")[2] == server_name else "remote"
         EVENTS.labels(origin).inc()

@@ -1,8 +1,9 @@
-"""The rest of a filled gap: events whose state can be worked out by now, some thousands at a time.
+"""Computes the remaining states above a filled gap, some thousands at a time.
 
-A backfilled event may be stored before what it builds on; it has no state then and nobody is shown it. When that comes, or the
-state is given from outside, ``persist`` judges everything above again in the same transaction, up to ``MOST_FILLED`` events. A
-room that it names as unfinished is finished here. Nothing is done twice, so it may be called at any time.
+A backfilled event may be stored before the events that it builds on. It has no state then and is shown to nobody. When
+the missing events arrive, or the state is given from outside, ``persist`` authorises the events above again in the same
+transaction, ``MOST_FILLED`` at most. If more are left, it names the room as unfinished, and ``resolve_room`` continues.
+It is idempotent and may be called at any time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from streams.conf import stream_settings
 
 __all__ = ["resolve_room"]
 
-#: Events without state of which all prev events have one: where a room can be resolved from.
+#: Events without state whose prev events all have one: the starting points.
 _RESOLVABLE = """
 SELECT e.event_id FROM events_event e
 WHERE e.room_id = %(room)s AND e.state_unresolved AND NOT EXISTS (
@@ -30,14 +31,14 @@ LIMIT %(most)s
 
 
 def resolve_room(room_id: str, using: str | None = None) -> int:
-    """Give all events of a room their state that can have one; returns how many. A transaction for each few thousand.
+    """Computes the state of all events of a room that can have one, and returns their number.
 
-    Raises ``UnknownRoom``.
+    Each transaction handles a few thousand events. Raises ``UnknownRoom``.
     """
     alias = using or stream_settings().database
     total = 0
     while True:
-        with transaction.atomic(using=alias):
+        with transaction.atomic(using=alias):  # one for each round, so that writers get the room's lock in between
             found = _resolve(room_id, alias)
         if not found:
             return total
@@ -60,7 +61,7 @@ def _resolve(room_id: str, using: str) -> int:
 
 
 def _resolvable(room_id: str, using: str) -> list[str]:
-    """Events of a room whose state can be worked out from that of their prev events."""
+    """Returns IDs of events without state whose prev events all have one."""
     with connections[using].cursor() as cursor:
         cursor.execute(_RESOLVABLE, {"room": room_id, "most": room_batch.MOST_FILLED})
         return [event_id for (event_id,) in cursor.fetchall()]

@@ -1,8 +1,6 @@
-"""What a batch of new events needs to know of its rooms: locked and read in one message to the server.
+"""Locks the rooms of a batch and reads what the batch refers to, in one message to the server.
 
-The rooms are locked by a statement of its own, in the order of their IDs, and the reading is the next one: so it sees what was
-committed before the lock was granted. What is not in the reading, because only few batches need it, is read later under the
-same lock (``events.persist.room_cache``).
+What only few batches need is not read here. It is read later under the same lock (``events.persist.room_cache``).
 """
 
 from __future__ import annotations
@@ -21,20 +19,22 @@ from streams.db.driver import Statement, send_together
 
 __all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
 
-#: A new room may be made by two at once; who comes second waits here. A room that was deleted and comes again is another one.
+#: Two transactions may create one room: A inserts the row, B waits here for the end of A. The content generation is the time, so
+#: a room that was deleted and is created again has another one, and no process uses what it kept of the old room.
 _MAKE_ROOM = """
 INSERT INTO events_room (room_id, room_version, content_generation)
 SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
 ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
 """
-#: Of a room that is known by outliers only, any server may have told the version; its own create event tells the right one.
+#: The version of a room that is known by outliers only comes from any server. The room's own create event corrects it.
 _CORRECT_VERSIONS = """
 UPDATE events_room r SET room_version = own.version, content_generation = content_generation + 1
 FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, version)
 WHERE r.room_id = own.room_id AND r.room_version <> own.version AND r.create_event_id IS NULL
   AND NOT EXISTS (SELECT FROM events_event e WHERE e.room_id = r.room_id AND NOT e.outlier)
 """
+#: In the order of the IDs. Otherwise A could hold room 1 and wait for room 2, while B holds room 2 and waits for room 1.
 _LOCK_ROOMS = "SELECT FROM events_room WHERE room_id = ANY(%(rooms)s::text[]) ORDER BY room_id FOR UPDATE"
 _ROOM_COLUMNS = (
     "room_id", "room_version", "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved",
@@ -80,7 +80,7 @@ SELECT json_build_array(
 
 @dataclass(frozen=True, slots=True)
 class EventFacts:
-    """What the row of a stored event says beside its JSON."""
+    """The columns of a stored event that processing needs, without its content."""
 
     outlier: bool
     rejected_reason: str | None
@@ -90,13 +90,13 @@ class EventFacts:
 
     @property
     def state_unresolved(self) -> bool:
-        """Whether it has a place in the graph, but no known state."""
+        """True for an event that is in the graph but has no known state."""
         return not self.outlier and self.state_group is None
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """What the row of a stored group says; ``is_tip``: its chain ends with it."""
+    """The columns of a stored state group. ``is_tip``: no later group is on its chain."""
 
     chain: int
     hops: int
@@ -108,34 +108,34 @@ class GroupFacts:
 class RoomReading:
     """The rooms of a batch as they are under the lock.
 
-    ``events`` has those of the ``asked`` IDs that are stored: the batch's own, their prev and auth events, the leaves and the
-    latest events. ``groups`` are those after prev events, leaves and latest events.
+    ``asked`` are the IDs that were looked up: the batch's own events, their prev and auth events, the forward extremities
+    and the latest events. ``events`` has those of them that are stored. ``groups`` has the state groups after prev
+    events, forward extremities and latest events. ``leaves`` has the forward extremities by room.
     """
 
     rooms: dict[str, Room] = field(default_factory=dict)
     leaves: dict[str, list[str]] = field(default_factory=dict)
     latest: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Room -> its accepted event that came last, and its position."""
+    """Room -> its latest accepted live event, and the position of that."""
     asked: set[str] = field(default_factory=set)
     events: dict[str, EventFacts] = field(default_factory=dict)
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     above: list[tuple[str, str]] = field(default_factory=list)
-    """(own event, stored event that refers to it)."""
+    """(own event, stored event that names it among its prev events)."""
     redactions: list[tuple[str, str, str]] = field(default_factory=list)
-    """(room, stored redaction, own event that it redacts), by their positions."""
+    """(room, stored redaction, own event that it redacts), in the order of the redactions' positions."""
     gaps: frozenset[str] = frozenset()
-    """Own events that are noted as missing."""
+    """Own events that are backward extremities."""
 
 
 def lock_and_read(
     events: Collection[ParsedEvent], using: str, rooms: Collection[str] = (), *, building: bool = True
 ) -> RoomReading:
-    """Lock the rooms of the events, and ``rooms``, and read them; makes those that a create event or an outlier begins.
+    """Locks and reads the rooms of the events, and ``rooms``.
 
-    A create event that the rules refuse begins none.
-
-    ``building`` is false where no state groups are going to be made: then nobody looks which ones are tips.
+    Creates rows for rooms that a create event or an outlier begins, unless the auth rules refuse the create event. With
+    ``building`` false no state groups are going to be written, so the statement does not look for tips of chains.
     """
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]
@@ -158,6 +158,8 @@ def lock_and_read(
     made = [Statement(_MAKE_ROOM, values)] if begun else []
     corrected = [Statement(_CORRECT_VERSIONS, values)] if told else []
     locked = Statement(_LOCK_ROOMS, values)
+    # The lock and the reading are two statements, each with its own snapshot (READ COMMITTED). A holds the lock and commits, B
+    # gets the lock and takes the snapshot of its reading after that. In one statement B would miss what A committed.
     found = send_together(connections[using], [*made, locked, *corrected, Statement(_READ, values)])
     return _reading(found[0][0], own, {*own, *prevs, *auths})
 

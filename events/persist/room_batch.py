@@ -1,8 +1,10 @@
-"""One room's share of a batch: new events on top of what is stored -> what changes in every table.
+"""Computes what a batch of new events changes in one room: the rows to add, change and delete in each table.
 
 The rules are those of a whole history (``events.room.state_assignment``, ``events.room.extremities``,
-``events.visibility.ranges``). Assumes the caller's transaction with the room's row locked. Events are numbered from 0 in the
-order in which they count; whoever writes maps numbers to stream positions, and -1 to that of the last event before.
+``events.visibility.ranges``). Assumes the caller's transaction with the room's row locked.
+
+Events are numbered from 0 in the order of their positions. ``events.persist.write_rows`` maps these numbers to stream
+positions. The number -1 stands for the position of the last accepted event before the batch.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
 MOST_FILLED = 2_000
-"""Stored events that get their state with one batch; ``events.persist.gap_filling`` has the rest."""
-#: Events without state on top of these, nearest first. Found by the edges' index, so it costs what it finds.
+"""Most stored events that get their state with one batch. ``events.persist.gap_filling`` handles the rest."""
+#: Events without state above some events, nearest first. It uses the edges' index, so its time is in proportion to the result.
 _ABOVE = """
 WITH RECURSIVE above AS (
     SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
@@ -53,16 +55,16 @@ WITH RECURSIVE above AS (
 """
 _PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = ANY(%s) AND state_unresolved"
 _JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
-"""What asks the rules for something that a redaction takes away."""
+"""Types whose auth rules read content that a redaction removes."""
 _BASES = 3
-"""Groups of leaves that a given state is compared with, so that it takes few rows."""
+"""Groups of forward extremities that a given state is compared with, to store it as a small delta."""
 
 
 @dataclass(slots=True)
 class Filled:
-    """Stored events that have a state now, judged again, with their places in the stream.
+    """Stored events whose state has become known, authorised again, with their stream positions (``places``).
 
-    ``rejected`` are those that were accepted before; ``more`` says that there are events left.
+    ``rejected`` are those of them that were accepted before. ``more`` is true if there are events left.
     """
 
     events: list[ParsedEvent] = field(default_factory=list)
@@ -72,52 +74,53 @@ class Filled:
 
     @property
     def live(self) -> bool:
-        """Whether some of them are live ones: then ranges of the room's line have to be made anew."""
+        """True if some of them are live. The ranges of the room's line have to be recomputed then."""
         return any(place > 0 for place in self.places.values())
 
 
 @dataclass(slots=True)
 class RoomChanges:
-    """What a batch changes in one room, in numbers of ``events``."""
+    """The changes of a batch in one room. Numbers are indexes in ``events``."""
 
     events: list[ParsedEvent] = field(default_factory=list)
     backfilled: int = 0
-    """How many events of the graph are; these come first. Outliers may be, too."""
+    """The number of backfilled events of the graph, which come first. Outliers may be backfilled as well, uncounted."""
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
     create: ParsedEvent | None = None
     new_leaves: list[str] = field(default_factory=list)
     gone_leaves: list[str] = field(default_factory=list)
     state_changes: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
-    """(number, type, state_key, event_id, prev_event_id)."""
+    """(number, type, state_key, new event ID, previous event ID), null for an entry that is removed or is new."""
     current_unresolved: bool = False
     visibility_unresolved: bool = False
     ranges: list[VisibilityRow] = field(default_factory=list)
     closed: list[tuple[str | None, str, int]] = field(default_factory=list)
     uncut: list[str] = field(default_factory=list)
     now_shown: list[str] = field(default_factory=list)
-    """Stored redactions that had no effect and now have one, or turn out to be rejected: nothing is withheld there."""
+    """Stored redactions that now have an effect, or are now rejected. Their ``withheld`` rows are deleted."""
     redacted: dict[str, str] = field(default_factory=dict)
-    """Target -> redaction, of stored and of new targets."""
+    """Target -> the redaction that applies to it, for stored and new targets."""
     last_position: int | None = None
-    """The position that place -1 stands for: that of the last accepted event before."""
+    """The position for number -1: that of the last accepted event before the batch."""
     filled: Filled = field(default_factory=Filled)
     """Stored events whose state has become known."""
     old_states: RoomStates | None = None
-    """What the ranges of backfilled events are worked out by, once the rows are in; null: nothing follows for them."""
+    """The states from which ranges of backfilled events are computed after the rows are written. Null: no such ranges."""
     own_place: bool = False
-    """The current state changes without a live event: number ``len(events)`` is a position of its own."""
+    """The current state changes without a live event. The change gets its own position, with the number ``len(events)``."""
     visibility_to_rebuild: bool = False
-    """Every state is known again: once the rows are in, all ranges are made anew."""
+    """All needed states are known, and stored ranges cannot be continued: all are recomputed after the rows are written."""
     new_groups: list[tuple[bool, int]] = field(default_factory=list)
-    """State groups that were written: whether in full, and their hops."""
+    """(is full, hops) of each state group that was written."""
     reused_groups: int = 0
-    """Events that took a group which was there."""
+    """The number of events that needed no new state group."""
 
 
 class RoomBatch:
-    """The computation for one room; ``events`` are parsed, of that room, not stored, each once.
+    """The computation for one room.
 
-    ``given`` are states before events as told from outside, by event IDs; also for stored events without state.
+    ``events`` are parsed, of that room, not stored, each once. ``given`` has the states before events as given from
+    outside: event ID to event IDs. Its keys may be stored events without state, too.
     """
 
     def __init__(
@@ -133,20 +136,20 @@ class RoomBatch:
         self._version = room_version(room.room_version)
         self._given = given or {}
         self.again: Sequence[str] = ()
-        """Stored events without state that may have one by now."""
+        """Stored events without state that can have one now."""
         self.freed: Sequence[str] | None = None
-        """Given when stored events have left the graph or come back into it: what the former referred to."""
+        """Set if stored events left the graph or came back into it: the prev events of those that left."""
         self._using = using
         events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
         self.stored = StoredRoom(room.room_id, using, events_here, reading)
         self.changes = RoomChanges()
         self._moved = False
-        """The line has moved to a state in which others are members, or may read, without an event of the stream."""
+        """Memberships or the history visibility of the current state changed without an accepted live event."""
         self._batch = list(events)
         self.states: RoomStates
 
     def work_out(self) -> RoomChanges:
-        """Everything that the batch changes."""
+        """Returns all changes of the batch. Called once."""
         self.stored.read(self._batch)
         given = self._read_given()
         self._refuse_what_closes_a_cycle(given)
@@ -167,9 +170,9 @@ class RoomBatch:
         self._redact()
         return self.changes
 
-    # --- what is known ------------------------------------------------------------------------------------------
+    # --- stored and given state ------------------------------------------------------------------------------------------
     def _read_given(self) -> dict[str, dict[StateKey, str]]:
-        """The given states as maps; refuses the events whose state cannot be."""
+        """Returns the given states as maps. Refuses events whose given state is invalid."""
         if not self._given:
             return {}
         batch = {event.event_id: event for event in self._batch}
@@ -188,7 +191,7 @@ class RoomBatch:
 
     def _room_states(self, given: Mapping[str, Mapping[StateKey, str]]) -> RoomStates:
         stored = self.stored.as_stored(self._row.create_event_id)
-        if stored.create is None and given:  # a room that is heard of from outside
+        if stored.create is None and given:  # a room known only from outside
             create_id = next(iter(given.values()))[CREATE]
             batch = {event.event_id: event for event in self._batch}
             stored = replace(stored, create=batch.get(create_id) or self.stored.events[create_id])
@@ -202,10 +205,10 @@ class RoomBatch:
         return states
 
     def _guard(self, states: RoomStates) -> None:
-        """Adds the current state to event auth in room version 1, where senders of given states could lie by depth.
+        """Adds the current state to event auth in room version 1, where senders of given states could cheat with depths.
 
-        State resolution prefers the entry of least depth there, and senders choose depths. Without this, an entry of a given
-        state whose auth events are withheld would win over the stored one.
+        State resolution prefers the entry of least depth there, and senders choose depths. Without this, an entry of a
+        given state whose auth events are withheld would win over the stored one.
         """
         if states.version.resolution is not Resolution.V1 or not any(event.outlier for event in self._batch):
             return
@@ -214,7 +217,7 @@ class RoomBatch:
             states.judge.known = states.state(current)
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
-        """Find out what is redacted by now of the power levels and third party invites that the events are judged by."""
+        """Looks up which power levels and third-party invites that event auth uses for these events are redacted."""
         judged = [event for event in events if event.type in _JUDGED_BY_PRUNED]
         if not judged:
             return
@@ -225,7 +228,7 @@ class RoomBatch:
         states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
 
     def _fill(self) -> None:
-        """Stored events on top of the new ones that have a state now, and new ones on top of these."""
+        """Assigns states that can be computed now: to stored events above the new ones, and to new events above these."""
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
@@ -241,7 +244,7 @@ class RoomBatch:
             self.changes.filled = _judge_again(states, found, waiting)
 
     def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
-        """Stored events with their places, and what judging them takes read."""
+        """Returns stored events with their positions, after loading what event auth needs for them."""
         stored = self.stored
         stored.events.load(places)
         found = [structs.replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
@@ -249,9 +252,9 @@ class RoomBatch:
         stored.adopt_after({prev for event in found for prev in event.prev_event_ids} - places.keys() - set(new))
         return found
 
-    # --- what cannot be stored ----------------------------------------------------------------------------------
+    # --- refusals ----------------------------------------------------------------------------------
     def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
-        """Events that stored ones lead to, and that lead to these; what stands on them finds nothing there."""
+        """Refuses new events that lie on a cycle with stored ones. Events above them then lack a prev event."""
         if not self._batch or self._version.ids_are_hashes:
             return
         found = closing_a_cycle(self._row.room_id, self._batch, self._reading.above, self.stored.events, self._using)
@@ -262,7 +265,10 @@ class RoomBatch:
         self._batch = [event for event in self._batch if event.event_id not in found]
 
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
-        """Live events need their prev events; a backfilled one may have gaps below it. The batch is in causal order then."""
+        """Refuses live events without their prev events, and puts the batch into causal order.
+
+        A backfilled event may have gaps below it.
+        """
         order, left = causal_order(self._batch)
         inside: set[str] = set()
         kept = []
@@ -290,7 +296,7 @@ class RoomBatch:
         return None
 
     def _refuse_what_has_no_state(self) -> None:
-        """In a room whose state is known, a live event does not lose it."""
+        """Refuses live events without a known state in a room whose current state is known."""
         if self._row.current_state_unresolved or not self.stored.leaves:
             return
         detail = "the state at its prev events is not known: give it as state_before, or store what is below them"
@@ -303,7 +309,7 @@ class RoomBatch:
         )
 
     def _refuse_cycles(self) -> None:
-        """Events on cycles, and live ones that stand on them."""
+        """Refuses events on cycles, and live events above them."""
         self._batch = [self.states.events[event.event_id] for event in self._batch]
         bad = [(event, EventRefused(Reason.CYCLE, CYCLE)) for event in self._batch if event.rejected_reason == CYCLE]
         if not bad:
@@ -313,7 +319,7 @@ class RoomBatch:
         self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
 
     def _live_above(self, refused: Collection[str]) -> list[tuple[ParsedEvent, EventRefused]]:
-        """Live events that stand on refused ones."""
+        """Returns live events above refused ones, each with its refusal."""
         gone, above = set(refused), []
         for event in self._batch:
             below = gone.intersection(event.prev_event_ids)
@@ -324,7 +330,7 @@ class RoomBatch:
         return above
 
     def _refuse_each(self, refused: Sequence[tuple[ParsedEvent, EventRefused]]) -> None:
-        """They are not stored, and count for nothing in what follows."""
+        """Removes refused events from the batch and from the states."""
         if not refused:
             return
         self.changes.refused += refused
@@ -338,14 +344,17 @@ class RoomBatch:
     def _arrive(
         self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
     ) -> list[Step]:
-        """Number the events: backfilled, live, outliers; returns the steps of accepted live ones."""
+        """Numbers the events: backfilled, live, outliers. Returns the steps of accepted live events."""
         changes, states = self.changes, self.states
-        freed = () if self.freed is None and changes.filled.events else self.freed  # what is filled may be reached now
+        # A filled event may be reached by live events now, so the stored forward extremities have to be checked again.
+        freed = () if self.freed is None and changes.filled.events else self.freed
         leaves = self.stored.leaves_below([*old, *live], states, changes.filled.rejected, freed)
         arrivals = EventExtremityTracker(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
         self._line_before = known
+        # Backfilled events come first. They may connect a forward extremity to a live event, which changes the current
+        # state before any live event of the batch. That change gets the number of the first live event.
         for event in old:
             arrivals.take(event)
             changes.events.append(event)
@@ -365,10 +374,10 @@ class RoomBatch:
         return steps
 
     def _finish(self, arrivals: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
-        """The current state and the leaves after all events; ``live`` of them are, behind the backfilled ones."""
+        """Determines the current state and the forward extremities after all events. ``live`` is the number of live events."""
         changes = self.changes
         current = arrivals.finish()
-        if steps and current is not None and current != steps[-1].line:  # the next batch goes on with this line
+        if steps and current is not None and current != steps[-1].line:  # the next batch continues from this state
             steps[-1] = structs.replace(steps[-1], line=current)
         if current is not None and current != known:
             changes.own_place = not live
@@ -384,7 +393,11 @@ class RoomBatch:
         return not event.outlier and not event.backfilled
 
     def _note_changes(self, number: int, known: int | None, current: int, *, between: bool) -> None:
-        """Write down how the current state changed with an event; ``between``: no accepted live event brought that."""
+        """Adds the changes of the current state that come with an event.
+
+        ``known`` and ``current`` are the groups before and after; a null ``known`` stands for the stored rows.
+        ``between`` is true if no accepted live event made the change.
+        """
         found: Mapping[StateKey, tuple[str | None, str | None]]
         if known is None:
             stored = CurrentState.objects.using(self._using).filter(room_id=self._row.room_id)
@@ -395,14 +408,14 @@ class RoomBatch:
             found = self.states.builder.changes_between(known, current)
         changed = [(number, *key, new, old) for key, (old, new) in found.items() if old != new]
         self.changes.state_changes += changed
-        if between:  # others are members now, or may read: no step tells the ranges
+        if between:  # no step carries this change to the ranges, so they have to be recomputed
             self._moved |= not {kind for _, kind, *_ in changed}.isdisjoint(("m.room.member", HISTORY_VISIBILITY[0]))
 
     def _add_step(self, steps: list[Step], event: ParsedEvent, line: int | None) -> None:
         if not is_accepted(event):
             return
         after = self.states.after.get(event.event_id)
-        if after is None:  # nobody is shown it, and it hides what its leaf hides
+        if after is None:  # without a state nobody can be shown the event, and the ranges cannot continue past it
             self.changes.visibility_unresolved = True
             return
         before = self.states.before.get(event.event_id)
@@ -410,8 +423,10 @@ class RoomBatch:
 
     # --- visibility ---------------------------------------------------------------------------------------------
     def _see(self, steps: Sequence[Step]) -> None:
-        """Ranges go on for live events; those of backfilled ones meet stored ones, and are written when positions are known."""
+        """Computes the ranges of live events. Ranges of backfilled events are written later, when their positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
+        # Ranges can only be continued at the end of the line. All are recomputed if something changed below it: filled live
+        # events, a changed current state without an accepted live event, or a new live event below stored ones.
         moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest) or self._fills_live()
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
@@ -427,7 +442,10 @@ class RoomBatch:
             changes.closed, changes.uncut = live.closed, live.uncut
 
     def _group_before(self) -> int | None:
-        """The group after the last accepted event that is stored; null where there is none, or no current state."""
+        """Returns the group after the last stored accepted live event.
+
+        Null: there is none, or the current state is not known.
+        """
         event_id, self.changes.last_position = self._reading.latest.get(self._row.room_id, (None, None))
         if event_id is None or self._line_before is None:
             return None
@@ -436,13 +454,16 @@ class RoomBatch:
         return self.stored.after[event_id]
 
     def _fills_live(self) -> bool:
-        """Returns true if a live event comes below stored live ones. On the line it stands before them."""
+        """Returns true if stored live events build on a live event of the batch, which comes before them on the line."""
         live = {event.event_id for event in self.changes.events if self._is_live(event)}
         above = [event_id for prev, event_id in self._reading.above if prev in live]
         return bool(above) and bool(self.stored.live_ones(above))
 
     def _stored_ranges(self, group: int | None) -> StoredRanges:
-        """Where the stored ranges end: it follows from the state after the last accepted event, and the current state."""
+        """Returns the end of the stored ranges.
+
+        It follows from the state after the last accepted event and the current state.
+        """
         line = self._line_before
         if group is None or line is None:
             return StoredRanges(last=-1)
@@ -465,7 +486,10 @@ class RoomBatch:
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> None:
-        """New redactions of stored and new events, and stored redactions of new ones; the first that applies counts."""
+        """Applies new redactions to stored and new events, and stored redactions to new events.
+
+        Of several redactions of one event the first that applies counts.
+        """
         new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
         effective, earlier = self._effective(new)
         stored = dict.fromkeys([*earlier, *(event.event_id for event in self.changes.filled.events)])
@@ -476,7 +500,10 @@ class RoomBatch:
                 self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
 
     def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:
-        """Flags targets; returns the redactions that have an effect, and which of those that were looked at are stored ones."""
+        """Adds redacted targets to the changes.
+
+        Returns the redactions with an effect, and the stored ones among all examined.
+        """
         freed = [new[event_id].redacts or "" for event_id in self.changes.filled.rejected]
         earlier = self._redactions_of({*new, *freed})
         later = [(event, event.redacts) for event in new.values() if event.redacts is not None and is_accepted(event)]
@@ -495,9 +522,9 @@ class RoomBatch:
         return effective, [event_id for event_id, _ in earlier]
 
     def _redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
-        """Stored redactions of these events, with their targets, by their positions."""
+        """Returns (redaction, target) of stored redactions of these events, in the order of positions."""
         found = [(one, target) for room_id, one, target in self._reading.redactions if room_id == self._row.room_id]
-        if self.changes.filled.events:  # they were not asked for
+        if self.changes.filled.events:  # the reading under the lock did not cover them
             with connections[self._using].cursor() as cursor:
                 cursor.execute(_EARLIER_REDACTIONS, [list(event_ids), self._row.room_id])
                 found = cursor.fetchall()
@@ -511,14 +538,15 @@ class RoomBatch:
         return may_redact(redaction, target, self._version, levels)
 
 
-# --- states told from outside ------------------------------------------------------------------------------------------
+# --- states given from outside -----------------------------------------------------------------------------------------
 
 
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
-    """The state as a map; raises ``EventRefused`` (``bad-state``) for what is no state of the event's room.
+    """Returns the given state as a map.
 
-    ``events`` finds stored events and those of the batch. Rejected events in it are left out by whoever uses the map, once
-    all are judged.
+    ``events`` has stored events and those of the batch. The map may contain rejected events: ``RoomStates`` leaves them
+    out once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this is not a state of the event's
+    room.
     """
     found: dict[StateKey, str] = {}
     for event_id in dict.fromkeys(named):
@@ -543,11 +571,14 @@ def _bad_state(detail: str) -> EventRefused:
     return EventRefused(Reason.BAD_STATE, f"the state given with it cannot be: {detail}")
 
 
-# --- gaps that are filled ------------------------------------------------------------------------------------------
+# --- filled gaps ------------------------------------------------------------------------------------------
 
 
 def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
-    """Stored events without state that lead down to ``below``, and ``seeds`` if they have none: event -> place."""
+    """Returns stored events without state that are above ``below`` or ``seeds``, and those of ``seeds`` without one.
+
+    The result maps event IDs to positions. At most ``MOST_FILLED`` events come from the search.
+    """
     with connections[using].cursor() as cursor:
         cursor.execute(_ABOVE, {"below": [*below, *seeds], "room": room_id, "most": MOST_FILLED})
         found: dict[str, int] = dict(cursor.fetchall())
@@ -558,12 +589,18 @@ def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[st
 
 
 def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
-    """Judge stored events, whose places are told, with the states of the events below, and new ones that wait for theirs."""
+    """Authorises stored events again with the states of the events below, and assigns states to new events above them.
+
+    ``found`` have their positions. ``waiting`` are new events without state so far.
+    """
+    # A rejection is final. Only events that were accepted so far are authorised again.
     again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]
     states.events.update((event.event_id, event) for event in again)
     states.assign([*again, *waiting])
     judged = [states.events[event.event_id] for event in again if event.event_id in states.after]
-    for event in found:  # auth events that have come since may tell more, but what has no state yet keeps its verdict
+    # ``assign`` authorised all of them. Auth events that arrived since may change a verdict, but an event without state
+    # keeps its stored one for now.
+    for event in found:
         if event.event_id not in states.after:
             states.events[event.event_id] = event
     return Filled(

@@ -1,8 +1,8 @@
-"""What is stored of a room, as a batch of new events needs it: read once, under the room's lock.
+"""The stored part of a room that a batch of new events needs: read once, under the room's lock.
 
-The content of events and the states of groups never change, so every process keeps the latest of them at hand. Which events
-are here, what became of them and which group they have is always what was read under the lock, so nothing that another
-process did makes what is kept wrong. Assumes the caller's transaction with the room's row locked.
+The content of events and the states of groups never change, so every process keeps the most recently used of them.
+Everything that can change is read under the lock: which events exist, their verdicts, and the group of each. So nothing
+that another process does can make the kept values wrong. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _resolved: SharedCache[object, int] = SharedCache(_RESOLVED_KEPT)
 
 
 def forget_kept() -> None:
-    """Drop what this process keeps: for tests, and after rows were changed from outside."""
+    """Clears the caches of this process: for tests, and after rows were changed from outside."""
     _events.clear()
     _states.clear()
     _resolved.clear()
@@ -46,7 +46,7 @@ _FACTS = """
 SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
 """
 _NO_CHANGE = "e.state_key IS NULL OR e.rejected_reason IS NOT NULL"
-#: The groups after events, with what a builder needs; the last of a chain is found by its delta rows, which every group has.
+#: The groups after events, with the columns that a builder needs. Every group has delta rows, so these show the last of a chain.
 _GROUPS = """
 SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
@@ -60,7 +60,7 @@ SELECT g.chain, hops, rows_to_read, NOT EXISTS (
 )
 FROM state_stategroup g WHERE g.id = %s
 """
-#: The group before an event: that after it, or the one below where it is state that was accepted.
+#: The group before an event: for an accepted state event the one below that after it, for any other event the same one.
 _BEFORE = f"""
 SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
@@ -69,7 +69,7 @@ FROM events_event e JOIN state_stategroup own ON own.id = e.state_group
 JOIN state_stategroup g ON g.id = CASE WHEN {_NO_CHANGE} THEN own.id ELSE own.prev_group END
 WHERE e.event_id = %s
 """
-#: State events that these lead to along auth events, themselves not included.
+#: State events that these events lead to along auth events, without the events themselves.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain AS (
     SELECT unnest(auth_event_ids) AS event_id FROM events_eventauth WHERE event_id = ANY(%s)
@@ -77,8 +77,8 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
-#: The edges above these events, and above all that is looked through: whether the event above is accepted, whether live, and
-#: whether it surely reaches the one below (``RoomStates.reached``).
+#: The edges above these events, and above transparent ones: is the event above accepted, is it live, and does it certainly
+#: reach the one below (``RoomStates.reached``).
 _EDGE = f"""
 SELECT edge.prev_event_id, edge.event_id,
     NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live,
@@ -111,10 +111,10 @@ SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NO
 
 
 class StoredEvents(dict[str, ParsedEvent]):
-    """Every stored event by its ID, read when first asked for; what is set here hides what is stored.
+    """A map of all stored events by ID, each read on first use. Values set here hide what is stored.
 
-    What a process keeps of a room is used in that room alone, and until stored content of the room is rewritten: then its
-    ``generation`` is another one.
+    Cached content is used only in its own room and with the same ``generation``. Rewriting the stored content of a room
+    changes that number.
     """
 
     def __init__(self, using: str, room_id: str = "", generation: int = 0, reading: RoomReading | None = None) -> None:
@@ -125,13 +125,13 @@ class StoredEvents(dict[str, ParsedEvent]):
         self._absent: set[str] = set()
 
     def load(self, event_ids: Iterable[str]) -> None:
-        """Read these at once."""
+        """Loads these events together."""
         asked, facts = self._reading.asked, self._reading.events
         wanted, missing = [], []
         for event_id in event_ids:
             if dict.__contains__(self, event_id) or event_id in self._absent:
                 continue
-            if event_id in asked and event_id not in facts:
+            if event_id in asked and event_id not in facts:  # looked up under the lock, and not there
                 self._absent.add(event_id)
                 continue
             wanted.append(event_id)
@@ -158,16 +158,17 @@ class StoredEvents(dict[str, ParsedEvent]):
         self._absent.update(event_ids)
         self._absent.difference_update(here)
         for event_id in here:
+            # Without the JSON, which nothing here needs. The verdicts are those of the row, which was read under the lock.
             event = replace(parsed[event_id], json=b"", rejection_given=True, soft_failure_given=True)
             self[event_id] = event = _with_facts(event, known[event_id])
             self._keep(event)
 
     def keep_new(self, event: ParsedEvent) -> None:
-        """A new event is likely to be referred to next; called when it is committed."""
+        """Caches a new event, because later events are likely to refer to it. Called after its commit."""
         self._keep(replace(event, json=b"", stream_ordering=None, rejection_given=True, soft_failure_given=True))
 
     def _keep(self, event: ParsedEvent) -> None:
-        if not event.outlier:
+        if not event.outlier:  # an outlier may be stored again with better content
             _events.put((self.kept_under, event.event_id), event)
 
     def __missing__(self, event_id: str) -> ParsedEvent:
@@ -178,7 +179,7 @@ class StoredEvents(dict[str, ParsedEvent]):
         return found
 
     def get(self, event_id: str, default: Any = None) -> Any:
-        """The event, or ``default`` where it is not stored."""
+        """Returns the event, or ``default`` if it is not stored."""
         try:
             return self[event_id]
         except KeyError:
@@ -189,7 +190,7 @@ class StoredEvents(dict[str, ParsedEvent]):
 
 
 def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
-    """The event with what became of it."""
+    """Returns the event with the outlier flag and the verdict of its row."""
     told = facts.outlier, facts.rejected_reason, facts.soft_failed
     if (event.outlier, event.rejected_reason, event.soft_failed) == told:
         return event
@@ -198,9 +199,10 @@ def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
 
 @dataclass(slots=True)
 class StoredRoom:
-    """One room: its events, leaves, and the groups that a batch builds on.
+    """One room: its events, its forward extremities (``leaves``), and the groups that a batch builds on.
 
-    ``ids`` tells the stored ID of an adopted group's number.
+    Groups have numbers in ``builder``. ``after`` maps event IDs to such numbers, and ``ids`` maps the numbers of stored
+    groups to their IDs. A group is *adopted* when it was read and has a number.
     """
 
     room_id: str
@@ -212,13 +214,13 @@ class StoredRoom:
     after: dict[str, int] = field(default_factory=dict)
     ids: dict[int, int] = field(default_factory=dict)
     chains: dict[int, int] = field(default_factory=dict)
-    """Adopted group's number -> stored ID of its chain."""
+    """Number of an adopted group -> ID of its chain."""
     resolved: dict[frozenset[int], int] = field(default_factory=dict)
-    """Numbers of groups -> the number of what they resolve to."""
+    """Numbers of groups -> number of the group that they resolve to."""
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def read(self, batch: Sequence[ParsedEvent]) -> None:
-        """Take what the batch refers to and the room's leaves."""
+        """Loads the events that the batch refers to, and the groups after its prev events and after the forward extremities."""
         self.leaves = list(self.reading.leaves.get(self.room_id, ()))
         own = {event.event_id for event in batch}
         prevs = {prev for event in batch for prev in event.prev_event_ids} - own
@@ -227,7 +229,7 @@ class StoredRoom:
         self.events.load([*prevs, *auths])
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
-        """Learn the groups after these events; what is no event of this room is not here, whatever names it."""
+        """Adopts the groups after these events. Skips events that are not of this room, wherever their IDs come from."""
         missing = []
         for event_id in event_ids:
             if event_id in self.after:
@@ -247,7 +249,7 @@ class StoredRoom:
                 self._adopt(event_id, group, GroupFacts(*facts))
 
     def adopt_before(self, event_id: str) -> int | None:
-        """The number of the group before a stored event; null where there is none."""
+        """Returns the number of the group before a stored event, or null if there is none."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_BEFORE, [event_id])
             found = cursor.fetchone()
@@ -260,7 +262,7 @@ class StoredRoom:
         self.after[event_id] = self._number(group, facts)
 
     def _number(self, group: int, facts: GroupFacts) -> int:
-        """The builder's number of a stored group."""
+        """Returns the number of a stored group. Adopts the group on first use."""
         if group not in self._numbers:
             stored = StoredGroup(self._state(group), facts.hops, facts.rows_to_read, facts.is_tip)
             number = self._numbers[group] = self.builder.adopt(stored)
@@ -268,6 +270,7 @@ class StoredRoom:
         return self._numbers[group]
 
     def _state(self, group: int) -> Mapping[StateKey, str]:
+        # The key needs no generation: a stored group never changes its state, and its ID is never used again.
         kept = _states.get((self.using, group))
         if kept is None:
             kept = full_state(group, self.using)
@@ -275,27 +278,28 @@ class StoredRoom:
         return kept
 
     def keep_state(self, group: int, number: int) -> None:
-        """The state of a new group is likely to be asked for next."""
+        """Caches the state of a new group, because the next batch is likely to need it."""
         state = self.builder.expand(number)
         _states.put((self.using, group), state)
 
     def in_graph(self, event_id: str) -> bool:
-        """Whether this is an event of the room with a place in its graph."""
+        """Returns true for an event of the room that has a place in its graph."""
         found = self.events.get(event_id)
         return found is not None and not found.outlier and found.room_id == self.room_id
 
     def as_stored(self, create_event_id: str | None) -> Stored:
-        """The room as ``RoomStates`` goes on with it."""
+        """Returns the room in the form that ``RoomStates`` continues."""
         create = self.events.get(create_event_id) if create_event_id is not None else None
         return Stored(self.events, create, self.builder, self.after, self._prepare, self._recall, self.resolved)
 
     def _recall(self, groups: frozenset[int]) -> int | None:
-        """The stored group that these resolved to before: events above one merge share it, whatever batch they come in.
+        """Returns the number of the stored group that these groups resolved to before, or null.
 
-        It is kept from before the commit, so what is not stored is not found.
+        Events above one merge share that group, in whatever batch they arrive.
         """
         if not groups <= self.ids.keys():
             return None
+        # The cache is filled before the commit. If that transaction was rolled back, the query below does not find its group.
         group = _resolved.get((self.events.kept_under, frozenset(self.ids[number] for number in groups)))
         if group is None or group in self._numbers:
             return None if group is None else self._numbers[group]
@@ -305,13 +309,13 @@ class StoredRoom:
         return None if facts is None else self._number(group, GroupFacts(*facts))
 
     def keep_resolved(self, ids: Mapping[int, int]) -> None:
-        """Remember what groups resolved to in this batch; ``ids`` has those of stored and of new groups."""
+        """Caches what groups resolved to in this batch. ``ids`` has the IDs of stored and new groups by number."""
         for groups, outcome in self.resolved.items():
             if outcome in ids and groups <= ids.keys():
                 _resolved.put((self.events.kept_under, frozenset(ids[number] for number in groups)), ids[outcome])
 
     def _prepare(self, states: Sequence[Mapping[StateKey, str]]) -> None:
-        """Read the events of states that are resolved, and their auth chains, at once."""
+        """Loads the events of states that are going to be resolved, and their auth chains, together."""
         named = {event_id for state in states for event_id in state.values()}
         with connections[self.using].cursor() as cursor:
             cursor.execute(_AUTH_CHAIN, [sorted(named)])
@@ -319,18 +323,18 @@ class StoredRoom:
         self.events.load(sorted(named))
 
     def live_ones(self, event_ids: Collection[str]) -> set[str]:
-        """Those of these that are stored as live events of the room."""
+        """Returns those of these events that are stored as live events of the room."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_LIVE, [list(event_ids), self.room_id])
             return {event_id for (event_id,) in cursor.fetchall()}
 
     def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
-        """Those of these events that are of one of the types and redacted."""
+        """Returns those of these events that are redacted and have one of the types."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_REDACTED, [list(event_ids), list(types)])
             return {event_id for (event_id,) in cursor.fetchall()}
 
-    # --- leaves -------------------------------------------------------------------------------------------------
+    # --- forward extremities -------------------------------------------------------------------------------------------------
     def leaves_below(
         self,
         batch: Sequence[ParsedEvent],
@@ -338,10 +342,11 @@ class StoredRoom:
         rejected: Collection[str] = (),
         freed: Collection[str] | None = None,
     ) -> ForwardExtremities[str]:
-        """The leaves that a batch of events of the graph, whose states are assigned, arrives at.
+        """Returns the forward extremities before a batch of events of the graph, whose states are assigned.
 
-        ``rejected`` are stored events that turn out to be. ``freed`` is given when stored events have left the graph or come
-        back into it: those that the former referred to, which may be leaves now; and a stored leaf may be none any more.
+        ``rejected`` are stored events that the batch rejects. ``freed`` is given if stored events left the graph or came
+        back into it. It has the prev events of those that left, which may become forward extremities. In that case stored
+        forward extremities are checked, too: some may no longer be any.
         """
         found = _StoredLeaves(self, {event.event_id for event in batch}, states, set(rejected))
         found.give_way(freed)
@@ -356,17 +361,18 @@ class _StoredLeaves:
         self._stored = set(room.leaves) - rejected
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
-        """Events to be looked through, by whether backfilled ones are."""
+        """``leaves.live`` -> transparent events by ID. If it is true, backfilled events are transparent, too."""
         reached: set[str] = set()
         self._reached_by: dict[str, Sequence[str]] = {}
         self.leaves = ForwardExtremities(
             room.leaves, reached, self._find, live=self._begins_live, reaches=self._reaches
         )
+        # Stored events may reach new ones already. ``above`` has the stored events above all events of the reading.
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 
     def give_way(self, freed: Collection[str] | None) -> None:
-        """Leaves that turn out to be rejected give way to what they stand on, unless that is reached by others."""
+        """Replaces forward extremities that are now rejected by the events that they build on, unless others reach these."""
         leaves = self.leaves
         below = [event_id for event_id in leaves.current if event_id in self._rejected]
         covered = set[str]() if freed is None else self._reached(leaves.current)
@@ -374,6 +380,7 @@ class _StoredLeaves:
             del leaves.current[event_id]
         seen = set(below)
         prevs = {*(freed or ()), *self._below(below)} - seen
+        # The walk goes down: an event that counts and is not reached becomes a forward extremity; it continues below others.
         while prevs:
             seen |= prevs
             reached = self._reached(prevs)
@@ -384,22 +391,23 @@ class _StoredLeaves:
             prevs = self._below(event_id for event_id, counts in free.items() if not counts) - seen
 
     def _below(self, event_ids: Iterable[str]) -> set[str]:
-        """What these stored events refer to."""
+        """Returns the prev events of these stored events."""
         found = list(event_ids)
         self._room.events.load(found)
         return {prev for event_id in found for prev in self._room.events[event_id].prev_event_ids}
 
     def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
-        """Those of these that have a place in the graph, and whether they count."""
+        """Returns those of these events that are in the graph, each with true if it counts."""
         with connections[self._room.using].cursor() as cursor:
             cursor.execute(_VERDICTS, [sorted(event_ids), self._room.room_id])
             rows = cursor.fetchall()
         return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
 
     def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
-        """Those of these that may not count, as far as they lead down to a leaf or an event of the batch."""
+        """Returns those of these events that may not count and lead down to a forward extremity or an event of the batch."""
         found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
         live = self.leaves.live
+        # Stored forward extremities count. After the first live event they may be backfilled ones, which no longer do.
         known = self._own if live != self._begins_live else self._own | self._stored
         others = [event_id for event_id in event_ids if event_id not in known]
         if others:
@@ -416,7 +424,7 @@ class _StoredLeaves:
         return {event_id: _Through(event_id, tuple(prevs)) for event_id, prevs in below.items()}
 
     def _reached(self, event_ids: Collection[str]) -> set[str]:
-        """What stored events that count reach: those of these events that they do, and others on the way."""
+        """Returns all events that are reached from above by stored events that count, on the paths down to these events."""
         below: dict[str, set[str]] = {}
         stack = []
         for prev, event_id, accepted, live in self._above(event_ids):
@@ -431,7 +439,7 @@ class _StoredLeaves:
         return found
 
     def _reaches(self, node: Node[str]) -> Sequence[str]:
-        """The prev events that an event of the batch, or one that is looked through, reaches."""
+        """Returns the prev events that an event of the batch, or a transparent event, reaches."""
         if node.event_id not in self._own or node.event_id not in self._states.on_given:
             return node.prev_event_ids
         own = {prev for prev in self._own & set(node.prev_event_ids) if not self._states.events[prev].backfilled}
@@ -439,7 +447,10 @@ class _StoredLeaves:
         return self._states.reached(node, self._states.before.get(node.event_id), earlier)
 
     def _reached_of(self, event_id: str) -> Sequence[str]:
-        """The prev events that a stored event reaches, those that surely are left aside."""
+        """Returns the prev events that a stored event reaches.
+
+        Called if the SQL cannot decide (``surely`` is false), or if the batch gives the event's state.
+        """
         if event_id not in self._reached_by:
             room, states = self._room, self._states
             event = room.events[event_id]
@@ -449,7 +460,7 @@ class _StoredLeaves:
         return self._reached_by[event_id]
 
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
-        """(event, stored event that reaches it, whether that is accepted, whether live), up to events that count."""
+        """Returns (event, stored event that reaches it, accepted, live) of all paths upwards, up to events that count."""
         values: dict[str, Any] = {
             "below": sorted(event_ids),
             "room": self._room.room_id,
@@ -472,7 +483,7 @@ class _StoredLeaves:
 
 @dataclass(frozen=True, slots=True)
 class _Through:
-    """A stored event that does not count, with those of its prev events that matter."""
+    """A stored transparent event (it does not count), with the prev events that lead down to what is searched."""
 
     event_id: str
     prev_event_ids: tuple[str, ...]

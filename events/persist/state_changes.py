@@ -1,9 +1,11 @@
-"""Which rows of ``events`` and ``backfill`` change what a room's current state says, for cached values that depend on it.
+"""Finds rows of ``events`` and ``backfill`` that change the current state of rooms.
 
-An entry changes with a row ``["state", …]``. What an entry says changes also when its event is redacted. The row of a redaction
-names its target by ID only, so the stored target is looked up; a redaction of a message changes nothing.
-Changes that no row tells are told with ``streams.caching.invalidate_room_state`` where they are made: state that becomes unknown,
-redactions that count late or no longer, purge, restore and repair.
+Cached values that depend on the state are dropped then. A row ``["state", …]`` changes an entry. A redaction of a state
+event changes what its entry says. The row of a redaction has only the ID of its target, so the stored target is looked
+up. A redaction of a message changes nothing.
+
+Some changes have no row: state that becomes unknown, redactions that take effect late or lose their effect, purge,
+restore and repair. These call ``streams.caching.invalidate_room_state`` where they are made.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ SELECT room_id, type, state_key FROM events_event WHERE event_id = ANY(%s::text[
 
 
 class EventsStateChanges:
-    """The rooms whose state rows of ``events`` change."""
+    """The state changes in rows of ``events``."""
 
     def may_change(self, row: Sequence[Any]) -> bool:
-        """Whether it is a change of state or a redaction."""
+        """Returns true for a state change or a redaction."""
         kind, values = row
         return kind == "state" or values[4] is not None
 
     def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
-        """Rooms, each with the users whose membership changed."""
+        """Yields pairs of a room and the users whose membership changed."""
         for kind, values in rows:
             if kind == "state":
                 yield values[0], users_of(values[1], values[2])
@@ -36,19 +38,19 @@ class EventsStateChanges:
 
 
 class BackfillStateChanges:
-    """The rooms whose state rows of ``backfill`` change: an old redaction may be of an entry that is current."""
+    """The state changes in rows of ``backfill``: an old redaction may have an entry of the current state as its target."""
 
     def may_change(self, row: Sequence[Any]) -> bool:
-        """Whether it is a redaction."""
+        """Returns true for a redaction."""
         return row[4] is not None
 
     def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
-        """Rooms, each with the user whose membership was redacted."""
+        """Yields pairs of a room and the user whose membership event was redacted."""
         return _redacted(cursor, [row[4] for row in rows])
 
 
 def users_of(event_type: str, state_key: str) -> list[str]:
-    """The user whose membership an entry of the state is, if it is one."""
+    """Returns the user of a membership entry, as a list of one, and an empty list for other entries."""
     return [state_key] if event_type == _MEMBER else []
 
 

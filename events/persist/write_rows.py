@@ -1,7 +1,7 @@
-"""The changes of a batch -> the tables, set by set, in one message to the server once positions are reserved.
+"""Writes the changes of a batch: table by table, in one message to the server once positions are reserved.
 
-Assumes the caller's transaction with the rooms locked. What few batches need (new state groups, gaps) takes round trips of its
-own.
+Assumes the caller's transaction with the rooms locked. What only few batches need (new state groups, gaps) takes
+additional round trips.
 """
 
 from __future__ import annotations
@@ -47,13 +47,14 @@ from streams.writing.reservation import Reservation
 __all__ = ["write_rooms"]
 
 _FORGET_OUTLIERS = "DELETE FROM events_event WHERE event_id = ANY(%s::text[])"
-#: A leaf that gives way to another becomes it: one row instead of two.
+#: A forward extremity that is replaced by another: one updated row instead of a deleted and an inserted one.
 _MOVE_LEAVES = """
 UPDATE events_forwardextremity leaf SET event_id = moved.new
 FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = moved.old
 """
 _DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
+#: Runs after the events of the batch are inserted, so these are no gaps.
 _OPEN_GAPS = f"""
 {INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
@@ -80,7 +81,7 @@ _PUT_STATE = f"""
 SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %s::text[], %s::text[])
 ON CONFLICT (room_id, type, state_key) DO UPDATE SET event_id = excluded.event_id, membership = excluded.membership
 """
-#: A range may begin above the last event there is, when that has been purged.
+#: ``greatest``: if events were purged, a range may begin above the last event that is left.
 _CLOSE_RANGES = """
 UPDATE events_eventvisibility v SET last = greatest(v.first, ended.last)
 FROM unnest(%s::text[], %s::text[], %s::bigint[]) AS ended (user_id, kind, last)
@@ -92,7 +93,7 @@ DELETE FROM events_eventvisibility v USING events_event e
 WHERE e.event_id = ANY(%s::text[]) AND v.room_id = e.room_id AND v.user_id IS NULL AND v.kind = 'withheld'
   AND v.first = e.stream_ordering
 """
-#: Redactions that turned out to be rejected count no longer.
+#: Removes the effect of redactions that turned out to be rejected.
 _UNFLAG = """
 UPDATE events_event e SET redacted_by = NULL FROM events_event redaction
 WHERE redaction.event_id = ANY(%s::text[]) AND e.event_id = redaction.redacts AND e.redacted_by = redaction.event_id
@@ -107,7 +108,7 @@ _MOST_ROWS = 1_000
 
 @dataclass(slots=True)
 class _Writing:
-    """What is written of all rooms: statements, then rows by model, then statements."""
+    """The rows and statements of all rooms, sent in this order: ``before``, inserts of facts, ``rows``, ``after``."""
 
     before: list[Statement] = field(default_factory=list)
     facts: list[Event | CurrentStateDelta] = field(default_factory=list)
@@ -115,12 +116,14 @@ class _Writing:
     after: list[Statement] = field(default_factory=list)
 
     def add(self, model: type[Model], *values: Any) -> None:
-        """A row, in the order of ``events.columns``."""
+        """Adds a row with its values in the order of ``events.columns``."""
         self.rows.setdefault(model, []).append(values)
 
     def send(self, reservations: Sequence[tuple[Reservation, Sequence[Fact]]], using: str) -> None:
-        """Everything in one message; facts go through their reservations."""
+        """Sends everything in one message. Facts are written through their reservations."""
         if reservations:
+            # The reservations are nested: each ``write_with`` calls ``insert``, which goes on with the next one. The
+            # innermost call sends the message, so an error reaches all of them.
             (reservation, facts), *others = reservations
 
             def insert(by_model: Mapping[type[Model], Sequence[Fact]]) -> None:
@@ -135,7 +138,7 @@ class _Writing:
             send_together(connections[using], statements)
 
     def statements(self) -> list[Statement]:
-        """Everything but facts."""
+        """Returns all statements except those that insert facts."""
         return [*self.before, *self._inserts(), *self.after]
 
     def _inserts(self) -> Iterator[Statement]:
@@ -151,10 +154,12 @@ class _Writing:
 def write_rooms(
     rooms: Sequence[tuple[Room, StoredRoom, RoomChanges]], stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
-    """Write everything; returns the stream ordering of every stored event.
+    """Writes the changes of all rooms. Returns the stream ordering of every stored event, by event ID.
 
-    ``stored_outliers`` are events of the batch that are here as outliers: they move to their new place.
+    ``stored_outliers`` are events of the batch that are stored as outliers. They move to a new stream position.
     """
+    # Both ways of writing reserve positions under the locks of all rooms. Otherwise A could reserve 5 and B 6 for one room, B
+    # get the lock first and store 6, and A then build on 6 with 5: positions would not ascend in causal order.
     if len(rooms) == 1 and _needs_no_position(rooms[0][2]):
         return _write_lone(*rooms[0], stored_outliers, using)
     if not any(_is_something(changes) for _, _, changes in rooms):
@@ -167,11 +172,12 @@ def write_rooms(
         writers = [_Room(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
         for writer in writers:
             writer.collect(stored_outliers)
+        # Before the rows are sent, because some of these users are read from the stored current state.
         told = [(writer.room_id, users) for writer in writers if (users := writer.changed_members()) is not None]
         writing.send(_shares(writing.facts, lives, olds), using)
         for writer in writers:
             writer.finish(using)
-    if told:  # late: readers of the stream ``caches`` wait for its position until the transaction ends
+    if told:  # last, because readers of the stream ``caches`` wait for this position until the transaction ends
         invalidate_room_states(told, using)
     return positions
 
@@ -185,7 +191,7 @@ def _is_something(changes: RoomChanges) -> bool:
 def _shares(
     facts: Sequence[Event | CurrentStateDelta], lives: Reservation | None, olds: Reservation | None
 ) -> list[tuple[Reservation, Sequence[Fact]]]:
-    """The facts that go through each reservation."""
+    """Returns each reservation with the facts that are written through it."""
     found: list[tuple[Reservation, Sequence[Fact]]] = []
     if lives is not None:
         found.append((lives, [fact for fact in facts if fact.stream_ordering > 0]))
@@ -195,7 +201,7 @@ def _shares(
 
 
 def _needs_no_position(changes: RoomChanges) -> bool:
-    """Whether it is one live event whose position nothing but its own row tells, as with most messages."""
+    """Returns true for one live event whose position no other row contains. Most messages are such events."""
     told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
     again = (changes.filled.events, changes.visibility_to_rebuild)
     return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
@@ -204,7 +210,7 @@ def _needs_no_position(changes: RoomChanges) -> bool:
 def _write_lone(
     room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
-    """Such an event takes its position in the message that writes everything."""
+    """Writes such an event. Its position is reserved in the message that writes everything."""
     positions: dict[str, int] = {}
     writing = _Writing()
     writer = _Room(writing, room, stored, changes, positions, _Groups(using, stored, changes))
@@ -218,7 +224,10 @@ def _write_lone(
 def _reserve(
     stack: ExitStack, rooms: Sequence[RoomChanges], using: str
 ) -> tuple[Reservation | None, Reservation | None]:
-    """Positions for live and for backfilled events, as many as there are, and for states that change by themselves."""
+    """Reserves positions for live events, for state changes without a live event, and for backfilled events.
+
+    Returns the two reservations, null where none is needed.
+    """
     backward = sum(event.backfilled for changes in rooms for event in changes.events)
     forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
     lives = stack.enter_context(registry.get(EVENTS.name).reserve(forward, using)) if forward else None
@@ -236,7 +245,11 @@ def _all_positions(
 
 
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
-    """Live events in their order; backfilled ones so that the oldest is furthest from zero."""
+    """Returns the position of each event.
+
+    Live events get theirs in order. Of backfilled events the oldest gets the one furthest from zero. A state change
+    without a live event is found under the room ID.
+    """
     old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]
     found = {event.event_id: -number for event, number in zip(reversed(old), taken, strict=True)}
@@ -245,17 +258,21 @@ def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: 
 
 
 def _fact(position: int | None, row: Sequence[object]) -> Event:
-    """The event of a row of ``EVENT_COLUMNS``; values in order take Django half the time of named ones."""
+    """Returns the event for a row of ``EVENT_COLUMNS``."""
     given: dict[str, Any] = {"stream_ordering": position, **dict(zip(EVENT_COLUMNS, row, strict=True))}
+    # Positional values take Django half the time of keyword arguments.
     fields = Event._meta.concrete_fields
     values: list[Any] = [given[f.attname] if f.attname in given else f.get_default() for f in fields]
-    make: Any = Event  # the type checker takes named values only
+    make: Any = Event  # the type checker accepts keyword arguments only
     event: Event = make(*values)
     return event
 
 
 class _Groups:
-    """New groups that events need, under fresh IDs; those of current states on the way are not stored."""
+    """The new state groups that events of the batch need, under new IDs.
+
+    Groups of intermediate current states, which no event has, are not stored.
+    """
 
     def __init__(self, using: str, stored: StoredRoom, changes: RoomChanges) -> None:
         events = (*(event for event in changes.events if not event.outlier), *changes.filled.events)
@@ -270,11 +287,11 @@ class _Groups:
                 self._ids.update(zip(self._new, reserve_group_ids(cursor, len(self._new)), strict=True))
 
     def of_events(self) -> dict[str, int]:
-        """The group of each event."""
+        """Returns the ID of the state group after each event, by event ID."""
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
     def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
-        """The rows of the new groups; of each, whether it is in full, and its hops. The state of the last is kept at hand."""
+        """Adds the rows of the new groups. Returns (is full, hops) of each. The state of the last one is kept in memory."""
         if self._stored.resolved:
             self._stored.keep_resolved(self._ids)
         if not self._new:
@@ -295,7 +312,7 @@ class _Groups:
 
 
 class _Room:
-    """Writing one room."""
+    """The writing of one room."""
 
     def __init__(
         self,
@@ -315,7 +332,7 @@ class _Room:
         self._graph = [event for event in changes.events if not event.outlier]
 
     def collect(self, stored_outliers: Collection[str]) -> None:
-        """Everything of the room."""
+        """Adds all statements and rows of the room."""
         self._make_way(stored_outliers)
         self._events(stored_outliers)
         self._changes.new_groups = self._groups.add_rows(self._writing, self._room.room_id)
@@ -338,13 +355,12 @@ class _Room:
 
     @property
     def room_id(self) -> str:
-        """The room."""
         return self._room.room_id
 
     def changed_members(self) -> list[str] | None:
-        """The users whose membership in the current state changes; None when that state stays as it is.
+        """Returns the users whose membership in the current state changes, or None if that state does not change.
 
-        Processes of this program learn of most changes from the rows of ``events``. Workers of 1.43 drop their cached
+        Processes of this version find most changes in the rows of ``events``. Workers of version 1.43 drop their cached
         values for the row of ``caches`` that goes with every change. Called before the rows are written.
         """
         changes, known = self._changes, self._stored.events
@@ -352,7 +368,8 @@ class _Room:
             members = CurrentState.objects.using(self._stored.using).filter(room_id=self.room_id, type="m.room.member")
             return list(members.values_list("state_key", flat=True))
         users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
-        # A redaction that has a row itself tells of its target; those that came earlier count, or count no longer, since now.
+        # Processes look up the target of a redaction in a row of ``events``. So only other redactions are handled here:
+        # stored ones that take effect now, and those that lost their effect.
         new = {event.event_id for event in changes.events}
         rejected = set(changes.filled.rejected)
         unflagged = [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
@@ -362,9 +379,9 @@ class _Room:
         users.update(user for event in states for user in users_of(event.type, event.state_key or ""))
         return sorted(users) if changes.state_changes or states else None
 
-    # --- what makes way, and what is added ----------------------------------------------------------------------
+    # --- removed and added rows ----------------------------------------------------------------------
     def _make_way(self, stored_outliers: Collection[str]) -> None:
-        """Remove what is written anew."""
+        """Removes or moves rows that the new rows replace."""
         moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
         if moved:
             self._say_before(_FORGET_OUTLIERS, moved)
@@ -379,13 +396,13 @@ class _Room:
         self._end_ranges()
 
     def _events(self, stored_outliers: Collection[str]) -> None:
-        """The events, their JSON, edges and auth events."""
+        """Adds the events with their JSON, edges and auth events."""
         writing, groups, redacted = self._writing, self._groups.of_events(), self._changes.redacted
         if self._changes.filled.events:
             self._fill(groups)
         for event in self._changes.events:
             row = event_row(event, redacted.get(event.event_id), groups.get(event.event_id))
-            place = self._positions.get(event.event_id)  # null: given when it is inserted
+            place = self._positions.get(event.event_id)  # null: assigned when it is inserted (``_write_lone``)
             writing.facts.append(_fact(place, row))
             if event.event_id not in stored_outliers:
                 writing.add(EventJson, event.event_id, event.room_version, event.json)
@@ -396,7 +413,7 @@ class _Room:
                 writing.add(EventEdge, event.event_id, prev)
 
     def _fill(self, groups: Mapping[str, int]) -> None:
-        """The groups and verdicts of stored events whose state has become known."""
+        """Writes the groups and verdicts of stored events whose state has become known."""
         rows = [
             (event.event_id, groups[event.event_id], event.rejected_reason) for event in self._changes.filled.events
         ]
@@ -404,7 +421,7 @@ class _Room:
             cursor.execute(_WRITE_FILLED, [list(column) for column in zip(*rows, strict=True)])
 
     def _state_changes(self) -> None:
-        """The changes of the current state as facts."""
+        """Adds the changes of the current state as facts."""
         self._writing.facts += [
             CurrentStateDelta(
                 stream_ordering=self._positions[self._key(number)],
@@ -418,17 +435,17 @@ class _Room:
         ]
 
     def _key(self, number: int) -> str:
-        """What a number's position is found by; a change of state that comes with no event has that of the room."""
+        """Returns the key of a number in the positions: an event ID, or the room ID for a state change without a live event."""
         return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
 
-    # --- what changes in place ----------------------------------------------------------------------------------
+    # --- updated rows ----------------------------------------------------------------------------------
     def _close_gaps(self) -> None:
         gaps = self._stored.reading.gaps
         if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
             self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
-        """What is known only when the rows are in."""
+        """Writes what depends on the written rows: gaps, and visibility ranges that are recomputed or of backfilled events."""
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
@@ -441,7 +458,7 @@ class _Room:
                 write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
 
     def _open_gaps(self, using: str) -> None:
-        """What the events refer to and is not here."""
+        """Stores backward extremities for prev events that are not here."""
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._stored.in_graph(prev)}
         if missing:
             with connections[using].cursor() as cursor:
@@ -449,7 +466,7 @@ class _Room:
                 self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
 
     def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
-        """Where a sync from below meets a gap: at the first live event above it."""
+        """Stores where a sync that starts below a gap meets it: at the first live event above the gap."""
         above: set[int] = set()
         for event in self._graph[self._changes.backfilled :]:
             if below := new.intersection(event.prev_event_ids):
@@ -478,7 +495,7 @@ class _Room:
             self._say_after(_PUT_STATE, [self._room.room_id] * len(put), *columns, memberships)
 
     def _end_ranges(self) -> None:
-        """Before new ranges of the same users come in."""
+        """Ends or deletes stored ranges, before new ranges of the same users are inserted."""
         changes, room_id = self._changes, self._room.room_id
         if changes.visibility_unresolved:
             if not self._room.visibility_unresolved:
@@ -501,7 +518,7 @@ class _Room:
             self._writing.add(EventVisibility, room_id, row.user_id, row.kind, self._place(row.first), last)
 
     def _place(self, number: int) -> int:
-        """Stream position of an event's number; -1 is the last accepted event before the batch."""
+        """Returns the stream position for an event's number. -1 stands for the last accepted event before the batch."""
         if number >= 0:
             return self._positions[self._changes.events[number].event_id]
         before = self._changes.last_position
@@ -517,7 +534,7 @@ class _Room:
         }
         if changes.create is not None and changes.create.rejected_reason is None:
             new |= {"creator": changes.create.sender, "create_event_id": changes.create.event_id}
-        if changes.filled.rejected:  # what any process keeps of the room tells another verdict
+        if changes.filled.rejected:  # processes keep events of the room with the old verdict
             new["content_generation"] = room.content_generation + 1
         new = {name: value for name, value in new.items() if getattr(room, name) != value}
         if new:

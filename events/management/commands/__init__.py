@@ -1,1 +1,1 @@
-"""Commands of the engine."""
+"""Commands of the room ``events``."""

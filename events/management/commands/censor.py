@@ -1,4 +1,4 @@
-"""``manage.py censor``: replace the stored JSON of redacted events by what a redaction leaves."""
+"""``manage.py censor``: replaces the stored JSON of redacted events by their pruned form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _MOST_DAYS = 36_500
 
 
 class Command(SiteCommand):
-    """Exit status 0 when all that was due is done, 1 when some events could not be censored, 2 for unusable arguments."""
+    """The command ``censor``.
+
+    Exit status 0: everything that was due is done. 1: some events could not be censored. 2: unusable arguments.
+    """
 
     help = (
         "Replace the stored JSON of events that were redacted long enough ago (REPLSITE_CENSOR_AFTER_DAYS) by their pruned form. "
@@ -40,7 +43,7 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Adds the options."""
         parser.add_argument(
             "--older-than", type=_duration, metavar="DURATION",
             help="instead of the setting: redacted for at least so long (30s, 15m, 12h, 7d, 4w)",
@@ -50,7 +53,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run to the end, or to the limit."""
+        """Censors events until none is due or the limit is reached. ``--dry-run`` only counts them."""
         limit = options["limit"]
         if limit is not None and limit < 1:
             raise CommandError(f"--limit must be at least 1, not {limit}.", returncode=2)

@@ -1,4 +1,4 @@
-"""``manage.py explain_visibility``: whether a user sees events, and by which rule."""
+"""``manage.py explain_visibility``: prints if a user sees events, and by which rule."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
 
-#: Of a table; JSON has more.
+#: Columns of the table. JSON has more fields.
 _COLUMNS = ("event_id", "seen", "allowed", "pruned", "rule", "membership", "history_visibility", "reach", "error")
 
 
 class Command(SiteCommand):
-    """Print a line for each event, in the order asked."""
+    """The command ``explain_visibility``. It prints a line for each event, in the order of the arguments."""
 
     help = (
         "Print whether USER sees each event and why: seen, allowed, pruned, the rule, and what it looked "
@@ -35,12 +35,12 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Adds the arguments."""
         parser.add_argument("user_id", metavar="USER", help="whose eyes it is seen with")
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Answer every ID; exit 1 when one had no answer."""
+        """Prints the answer for each ID. Exits with status 1 if one has no answer."""
         asked = list(asked_event_ids(options["event_ids"]))
         failed = False
         answers = explain_visibility(options["user_id"], asked, stream_settings().database)

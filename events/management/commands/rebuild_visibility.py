@@ -1,6 +1,6 @@
-"""``manage.py rebuild_visibility``: who sees what of stored rooms, worked out anew or checked.
+"""``manage.py rebuild_visibility``: recomputes or checks the visibility ranges of stored rooms.
 
-What it finds and mends is what ``resync visibility`` does; it answers room by room, in this process.
+It finds and repairs the same as ``resync visibility``, but room by room, in this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VISIBILITY = "visibility"
 
 
 class Command(SiteCommand):
-    """One room after the other."""
+    """The command ``rebuild_visibility``. It handles one room after the other."""
 
     help = (
         "Work out the ranges of visibility of rooms from what is stored and write them anew; with --check only compare. "
@@ -40,14 +40,14 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Adds the arguments."""
         parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID", help="these rooms")
         parser.add_argument("--all", action="store_true", help="all rooms, in the order of their IDs")
         parser.add_argument("--check", action="store_true", help="write nothing")
         parser.add_argument("--json", action="store_true", help="one JSON object a line in place of words")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Take every room; exit 1 when one was not as it should be."""
+        """Prints the result for each room. Exits with status 1 if one is unknown or its ranges were wrong."""
         if bool(options["room_ids"]) == options["all"]:
             raise CommandError("Name rooms, or give --all.", returncode=2)
         using = stream_settings().database
@@ -72,7 +72,10 @@ def _in_words(found: Mapping[str, Any]) -> str:
 
 
 def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
-    """What was found of a room; ``known`` is false where nobody can know who sees what."""
+    """Returns the result for a room.
+
+    ``known`` is false if the visibility of the room's events cannot be known.
+    """
     found = None
     if can_be_stored(room_id):
         with read_only_snapshot(using, is_long=True) as cursor, collector_paused():

@@ -1,4 +1,4 @@
-"""``manage.py resolve_rooms``: work out the states that could be known by now, in rooms where gaps were filled."""
+"""``manage.py resolve_rooms``: computes the states above filled gaps that can be known now."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from streams.writing import process
 __all__ = ["Command"]
 
 _MOST_ROOMS = 10_000
-"""In one run."""
+"""Most rooms that one run handles."""
 
 
 class Command(SiteCommand):
-    """Exit status 0 when no state is left unknown, 1 when gaps still hide some, 2 for unusable arguments."""
+    """The command ``resolve_rooms``.
+
+    Exit status 0: no state is left unknown. 1: gaps still hide some. 2: unusable arguments.
+    """
 
     help = (
         "Give events above filled gaps their state, some thousands in each transaction; events.persist.batch does so itself "
@@ -38,14 +41,14 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Adds the arguments."""
         parser.add_argument(
             "rooms", nargs="*", metavar="ROOM_ID", help="only these; without any, all that have such events"
         )
         parser.add_argument("--json", action="store_true", help="a JSON object a line for each room")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """A line for each room as it is done."""
+        """Prints a line for each room when it is done."""
         using = stream_settings().database
         asked = dict.fromkeys(options["rooms"])
         if strange := [room_id for room_id in asked if not can_be_stored(room_id)]:
@@ -78,6 +81,6 @@ class Command(SiteCommand):
 
 
 def _unresolved_rooms(using: str) -> list[str]:
-    """Rooms with such events, found by the index over them."""
+    """Returns rooms with events without state, at most ``_MOST_ROOMS``. A partial index finds them."""
     found = Event.objects.using(using).filter(state_unresolved=True).order_by("room_id")
     return list(found.values_list("room_id", flat=True).distinct()[:_MOST_ROOMS])

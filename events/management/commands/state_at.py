@@ -1,4 +1,4 @@
-"""``manage.py state_at``: the state before and after events."""
+"""``manage.py state_at``: prints the state before and after events."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Print a line for each event, in the order asked."""
+    """The command ``state_at``. It prints a line for each event, in the order of the arguments."""
 
     help = (
         "Print the room's state before and after each event; an outlier has none. "
@@ -33,11 +33,11 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Adds the arguments."""
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Answer every ID; exit 1 when one had no answer."""
+        """Prints the answer for each ID. Exits with status 1 if one has no answer."""
         failed = False
         asked, again = tee(asked_event_ids(options["event_ids"]))
         states = _States()
@@ -73,13 +73,16 @@ def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:
 
 
 class _States:
-    """States as JSON; the last few are kept, because the state after an event is mostly the one before the next."""
+    """The states as JSON.
+
+    The last four are kept, because the state after an event is usually the one before the next event.
+    """
 
     def __init__(self) -> None:
         self._kept: list[tuple[State, orjson.Fragment]] = []
 
     def written(self, state: State | None) -> orjson.Fragment | None:
-        """The entries in the order of type and state key."""
+        """Returns the entries as a JSON object, sorted by type and state key."""
         if state is None:
             return None
         for known, text in self._kept:

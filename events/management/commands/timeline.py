@@ -1,4 +1,4 @@
-"""``manage.py timeline``: the events of a room, newest first."""
+"""``manage.py timeline``: prints the events of a room, newest first."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS = ("event_id", "token", "stream_ordering", "topological_ordering")
 
 
 class Command(SiteCommand):
-    """Print one page of a room's timeline."""
+    """The command ``timeline``. It prints one page of a room's timeline."""
 
     help = (
         "Print the shown events of a room, newest first by (topological, stream). "
@@ -35,7 +35,7 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Adds the arguments."""
         parser.add_argument("room_id", metavar="ROOM_ID", help="the room")
         parser.add_argument("--user", metavar="USER", help="only what this user sees")
         parser.add_argument("--limit", type=int, default=100, help="at most so many events (100)")
@@ -43,7 +43,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line in place of a table")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print the page."""
+        """Prints the page."""
         if options["limit"] < 1:
             raise CommandError(f"--limit must be at least 1, not {options['limit']}.", returncode=2)
         try:
