@@ -39,7 +39,7 @@ _LATEST = 2**63 - 1
 
 
 class Type(Enum):
-    """The type of an argument."""
+    """The type of an argument. It selects the check, the option of the command and the field of the form."""
 
     TEXT = auto()
     LINES = auto()

@@ -29,7 +29,7 @@ __all__ = ["JobCommand", "JobSubject", "as_command", "told_errors"]
 def told_errors() -> Iterator[None]:
     """Raises ``CommandError`` for errors of the block, with status 2 for unusable arguments and 1 for all others.
 
-    ``OSError`` passes through: when the reader of the output closes it, the command ends quietly.
+    An ``OSError`` is not changed. ``manage.py`` handles it: a command whose output is closed by its reader ends quietly.
     """
     try:
         yield

@@ -26,6 +26,7 @@ __all__ = ["remove_old_jobs"]
 
 _JOBS_AT_ONCE = 100
 _ROWS_AT_ONCE = 10_000
+#: The time since its last update after which a killed job counts as failed.
 _KILLED_FOR = timedelta(days=1)
 _OVER = "state IN ('done', 'failed', 'cancelled')"
 #: A job's row stays while there are tables with its number in their names. The next job of the kind drops those.

@@ -18,6 +18,7 @@ from streams.runtime.logs import get_logger
 __all__ = ["Progress", "Stage", "describe"]
 
 log = get_logger(__name__)
+#: Seconds between two reports: as lines, and on a terminal, where one line is overwritten.
 _PLAIN_SECONDS = 2.0
 _TERMINAL_SECONDS = 0.2
 Store = Callable[[str, int, "int | None", "float | None"], None]

@@ -33,10 +33,12 @@ log = get_logger(__name__)
 MOST_ATTEMPTS = 3
 #: Seconds between looks at the queue without a notification. A killed job is noticed only then, a queued one at once.
 _LOOK_SECONDS = 10.0
+#: Seconds between two attempts to reach a database that is away.
 _AWAY_SECONDS = 1.0
 #: The least time between two looks at an empty queue. Every role that may connect to the database can send notifications, so
 #: their number must not decide how often the queue is read.
 _LOOK_GAP_SECONDS = 0.2
+#: Seconds between two removals of old jobs.
 _REMOVE_SECONDS = 3_600.0
 
 
@@ -67,7 +69,7 @@ class _QueueListener(NotifyListener[None]):
     """A listener for notifications that a job was queued. Their payload is ignored: the table says which jobs wait."""
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[None]:
-        """Returns one element for any number of notifications."""
+        """Returns a list with one element for any number of notifications, and an empty one for none."""
         return [None] if heard else []
 
 

@@ -44,6 +44,7 @@ __all__ = [
 _KEY = marked_lock("'replsite.job:' || %s::text")
 _LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY})"
+#: Cancels a job that waits. Of a running one only the request is stored.
 _ASK_TO_END = """
 UPDATE pipeline_job SET cancel_asked_by = %(by)s, updated_at = clock_timestamp(),
     state = CASE WHEN state = 'queued' THEN 'cancelled' ELSE state END,

@@ -3,8 +3,8 @@
 A command runs a job at once (``run_job``). The admin and other services queue one (``queue_job``) for ``manage.py runjobs``.
 Both use the same code, so a job looks the same wherever it was requested.
 
-A kind does its work in small transactions. It counts after each of them, outside of the transaction; a count is where a
-cancelled job ends. The work must be repeatable: a job that was killed is run again.
+A kind does its work in small transactions, and calls ``Count.add`` after each of them, outside of the transaction. If the
+job was cancelled, this call raises. The work must be repeatable: a job that was killed is run again.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ QUEUE_CHANNEL = "replsite_jobs"
 MOST_QUEUED = 1_000
 """The most jobs that may wait. ``queue_job`` refuses one more."""
 _MOST_OF_ARGUMENTS = 100_000
+#: A run asks the database at most this often whether it is to end.
 _LOOK_SECONDS = 1.0
 _WHY: Mapping[type[BaseException], str] = {
     KeyboardInterrupt: "Interrupted. What was done stays; the job can be run again."
@@ -155,7 +156,7 @@ def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapp
 
 
 class Count:
-    """The amount of a stage that is done. Each addition is a step, where a cancelled job ends."""
+    """The amount of a stage that is done. Each addition is a step: it raises if the job is to end."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
@@ -310,6 +311,7 @@ def queue_job(
     checked = check_arguments(name, arguments, alias)
     if len(json.dumps(dict(checked))) > _MOST_OF_ARGUMENTS:
         raise UnusableArguments(f"The arguments are longer than {_MOST_OF_ARGUMENTS:,} characters of JSON.")
+    # Counted without a lock: callers that queue at the same time may exceed the limit by a few jobs.
     if Job.objects.using(alias).filter(state=JobState.QUEUED).count() >= MOST_QUEUED:
         raise QueueFull(f"{MOST_QUEUED:,} jobs wait already. Let manage.py runjobs work, or cancel some of them.")
     with transaction.atomic(using=alias):

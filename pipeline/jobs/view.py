@@ -89,7 +89,7 @@ class Figure:
 
 
 def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
-    """Returns the figures side by side, those of ``before`` first, 200 at most."""
+    """Returns a figure for each name in ``before`` or ``after``, the names of ``before`` first, 200 figures at most."""
     old, new = (_named(found) for found in (before, after))
     names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
     return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
@@ -139,6 +139,7 @@ def job_views(limit: int, using: str) -> list[JobView]:
     """Returns the newest ``limit`` jobs: those that run first, then those that wait, then the others."""
     killed = killed_jobs(using)
     rows = list(Job.objects.using(using).order_by("-pk")[:limit])
+    # The sort is stable, so jobs with the same place stay newest first.
     rows.sort(key=lambda job: _FIRST.get(JobState(job.state), 2))
     as_of = database_now(using)
     return [view_of(job, as_of, killed) for job in rows]

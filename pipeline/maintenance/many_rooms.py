@@ -62,9 +62,9 @@ class SizedRoom:
 
 
 def pack(rooms: Sequence[SizedRoom], events: int = _EVENTS_PER_TASK) -> Iterator[list[SizedRoom]]:
-    """Yields packs of rooms of at most ``events`` events each, unless one room has more. The largest rooms come first.
+    """Yields packs of at most 500 rooms and ``events`` events each. A room with more events is a pack of its own.
 
-    So no large room is left for the end, when it would run alone.
+    The largest rooms come first, so that none of them is left for the end, when it would run alone.
     """
     found: list[SizedRoom] = []
     size = 0
@@ -120,12 +120,13 @@ class ManyRooms:
     def answers(self, stage: str, rooms: Sequence[str] | None) -> Iterator[RoomAnswer]:
         """Yields the answer for each room that no earlier run of the job has done. ``rooms`` null means all rooms.
 
-        The events of a room count as done when the caller asks for the next answer. The caller adds each room to
+        The events of rooms count as done when the caller asks for the answer after theirs. The caller adds each room to
         ``progress``.
         """
         tell_mended(self._run.using)  # rooms that a killed run repaired without notifying
         parts = self._parts(rooms)
         first = next(parts, [])
+        # The total is known if all rooms are in the first part.
         total = sum(room.events for room in self._left(first)) if len(first) < _ROOMS_AT_ONCE else None
         with self._workers(self._left(first)) as spark, self._run.stage(stage, total, "events") as count:
             part: list[SizedRoom] | None = first
@@ -134,6 +135,7 @@ class ManyRooms:
                 for done, answers in self._on_spark(spark, left) if spark is not None else self._in_process(left):
                     yield from answers
                     count.add(done)
+                # Of the last part of all rooms nothing needs to be stored: the job is done after it.
                 if rooms is None and len(part) == _ROOMS_AT_ONCE:
                     self.progress.all_done(part[-1].room_id)
                 part = next(parts, None)
@@ -210,6 +212,7 @@ class _Tasks:
 
     def begin(self) -> bool:
         """Submits packs until twice as many are waiting as run at a time. Returns false if none are left."""
+        # Besides the packs at work as many are queued in the pool. So no core is idle while the caller handles answers.
         for packed in itertools.islice(self._packs, 2 * self._most - len(self._waiting)):
             ids = [room.room_id for room in packed]
             future = self._pool.submit(_ask, self._spark, self._group, self._work, ids)
@@ -239,6 +242,6 @@ def _ask(spark: SparkSession, group: str, work: RoomsWork, room_ids: Sequence[st
     try:
         tasks = context.parallelize([list(room_ids)], 1)
         answers: list[Any] = tasks.map(lambda rooms: on_executors.resync_rooms(work, rooms)).collect()
-    except (PySparkException, Py4JError) as error:  # only its text: reading it needs the JVM, which may be gone later
+    except (PySparkException, Py4JError) as error:  # the text is read now: that needs the JVM, which may be gone later
         raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
     return list(answers[0])

@@ -1,7 +1,7 @@
 """``purge history``, ``purge orphans`` and ``purge retention`` as jobs.
 
-The work is done in ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``. A job adds a row with progress
-and with figures before and after. After each transaction it rests longer than the transaction took
+The work is done in ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``. This module runs it as a job,
+with progress and with figures before and after. After each transaction the job rests longer than the transaction took
 (``pipeline.jobs.throttle``). The commands are in ``pipeline.maintenance.subjects``.
 """
 
@@ -54,12 +54,15 @@ class PurgeHistoryKind(JobKind):
     )
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Raises ``UnusableArguments`` unless exactly one cut is given, and for archive options without the archive's folder."""
+        """Raises ``UnusableArguments`` unless exactly one of event, time and token is given.
+
+        The same for options of the archive without its folder.
+        """
         check_cut(checked)
         check_archive(checked)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Raises if the room or the cut is not in the database."""
+        """Raises ``UnknownRoom``, ``UnknownEvent`` or ``BadToken`` if the room or the cut is not in the database."""
         depth_of_cut(arguments, using)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:

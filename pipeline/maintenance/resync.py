@@ -195,9 +195,8 @@ def resync_caches(room_id: str, using: str) -> bool:
     """Makes every process drop what it keeps of a room. Returns false if there is no such room."""
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
-            cursor.execute(
-                _LOCK, [room_id]
-            )  # as every write to a room does first, so that the members below do not change
+            # Every write to a room takes this lock first, so the members that are read below do not change meanwhile.
+            cursor.execute(_LOCK, [room_id])
         if not Room.objects.using(using).filter(pk=room_id).update(content_generation=F("content_generation") + 1):
             return False
         members = CurrentState.objects.using(using).filter(room_id=room_id, type="m.room.member")
