@@ -1,4 +1,7 @@
-"""What jobs refused and loaded, and the live derived tables, in the admin, read-only; jobs themselves: ``jobs.admin``."""
+"""Read-only admin pages of the rows that jobs refused, loaded and read, and of the live derived tables.
+
+The page of jobs themselves is ``pipeline.jobs.admin``.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +26,21 @@ __all__ = [
 
 @admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom, models.ComparedRooms)
 class NewestFirstAdmin(ReadOnlyAdmin):
-    """The rooms that runs of bulk work loaded, and how far the live tables are: all columns, newest first."""
+    """Pages with all columns, newest rows first: rooms that jobs loaded, repaired or compared, and ledgers of the live tables."""
 
     ordering = ("-pk",)
 
 
 @admin.register(models.SourceWrite)
 class SourceWriteAdmin(ReadOnlyAdmin):
-    """What Spark has appended to streams."""
+    """The page of the writes of Spark to streams."""
 
     ordering = ("-committed_at",)
 
 
 @admin.register(models.ImportSource)
 class ImportSourceAdmin(NewestFirstAdmin):
-    """What imports read; the list leaves out what a large database's ranges are."""
+    """The page of the sources of imports. The list leaves out the column of a large database's ranges."""
 
     list_display = ("job", "number", "name", "form", "rows")
     list_select_related = ("job",)
@@ -45,20 +48,20 @@ class ImportSourceAdmin(NewestFirstAdmin):
 
 @admin.register(models.QuarantinedLine)
 class QuarantinedLineAdmin(NewestFirstAdmin):
-    """Lines that an import did not load, and why."""
+    """The page of the lines that an import did not load, with the reason of each."""
 
     readonly_fields = ("first_bytes",)
 
     @admin.display(description="first bytes")
     def first_bytes(self, line: models.QuarantinedLine) -> SafeString:
-        """What stood there."""
+        """Returns the first bytes of the line, as HTML."""
         shown = json_for_people(line.content)
         return format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere">{}</pre>', shown)
 
 
 @admin.register(models.RoomStatistics)
 class RoomStatisticsAdmin(ReadOnlyAdmin):
-    """What came in for each room and who is there, kept current by the live pipeline."""
+    """The page of the statistics of rooms and their members, which the live pipeline keeps current."""
 
     ordering = ("pk",)
     search_fields = ("pk__exact",)

@@ -1,10 +1,10 @@
-"""Registers the room ``pipeline`` with Django."""
+"""Registers the package ``pipeline`` with Django."""
 
 from django.apps import AppConfig
 
 
 class PipelineConfig(AppConfig):
-    """The ``pipeline`` app: fixed label and key type, so that installing it elsewhere invents no migrations."""
+    """The app ``pipeline``. Its label and key type are fixed, so that a project that installs it gets no new migrations."""
 
     name = "pipeline"
     label = "pipeline"
@@ -12,7 +12,7 @@ class PipelineConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Make the kinds of job and the subjects of maintenance commands known."""
+        """Registers the kinds of job and the subjects of maintenance commands."""
         from pipeline import checks  # noqa: F401, PLC0415 - registers itself
         from pipeline.archive.kind import ArchiveKind  # noqa: PLC0415 - models are loaded now
         from pipeline.archive.restore import RestoreKind  # noqa: PLC0415

@@ -1,9 +1,9 @@
 """System checks of the pipeline: settings of Spark and of the history of jobs that cannot work.
 
-pipeline.E001   REPLSITE_SPARK_MASTER is no master
-pipeline.E002   REPLSITE_SPARK_CONF is no object of names and words
-pipeline.E003   REPLSITE_SPARK_EXECUTOR_SECONDS is no time
-pipeline.E004   REPLSITE_JOB_HISTORY_DAYS or REPLSITE_JOB_HISTORY_COUNT is below 0 or out of reach
+pipeline.E001   REPLSITE_SPARK_MASTER is no Spark master
+pipeline.E002   REPLSITE_SPARK_CONF is no object of Spark's settings and texts
+pipeline.E003   REPLSITE_SPARK_EXECUTOR_SECONDS is not above 0 or is too large
+pipeline.E004   REPLSITE_JOB_HISTORY_DAYS or REPLSITE_JOB_HISTORY_COUNT is below 0 or too large
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_JOBS = 1_000_000
 
 @register()
 def check_spark_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """What Spark would refuse when the first job begins, said before."""
+    """Returns errors for settings with which the first job would fail."""
     conf = pipeline_settings()
     found: list[CheckMessage] = []
     try:

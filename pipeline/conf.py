@@ -1,6 +1,6 @@
 """The settings of the pipeline as one typed object, read from Django's settings with defaults.
 
-Only drivers use this module; executors are given what they need.
+Only driver processes read them. Executors are given the values that they need.
 """
 
 from __future__ import annotations
@@ -18,32 +18,33 @@ __all__ = ["PipelineSettings", "pipeline_settings"]
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """Where the pipeline keeps its files and which Spark it uses unless told otherwise."""
+    """The folders of the pipeline, the Spark that it uses by default, and its limits."""
 
     folder: Path
-    """Checkpoints, shipped code and Spark's scratch files; below ``REPLSITE_DATA_DIR``."""
+    """The folder of checkpoints, shipped code and Spark's scratch files, below ``REPLSITE_DATA_DIR``."""
     project: Path
-    """Folder that may hold ``.java``, the Java that set-up fetched."""
+    """The folder that may contain ``.java``, the Java that the set-up script fetched."""
     import_folder: Path
-    """Queued imports read files of this folder only: who may queue a job may not read every file of the machine."""
+    """The only folder whose files queued imports read. A user who may queue a job may not read every file of the machine."""
     master: str = "local[2]"
-    """Spark master of commands that were not given ``--master``."""
+    """The Spark master of commands without ``--master``."""
     spark_conf: Mapping[str, str] = field(default_factory=dict)
-    """Spark's own settings, added to ours: ``{"spark.executor.memory": "4g"}``."""
+    """Spark's own settings, such as ``{"spark.executor.memory": "4g"}``. They are added to those that the pipeline sets."""
     executor_seconds: float = 60.0
-    """How long a cluster may take to give a job its first executors."""
+    """The seconds that a cluster may take to give a job its first executors."""
     line_limit_bytes: int = LINE_LIMIT_BYTES
-    """Longest line of an import; a longer one is quarantined. A higher limit has no effect: the parser has its own."""
+    """The longest line of an import, in bytes. A longer one is quarantined. More than the default has no effect: the parser has
+    that limit of its own."""
     archives: Path = Path(".data/archives")
-    """Where archives of queued jobs lie."""
+    """The folder of the archives of queued jobs."""
     job_history_days: float = 90.0
-    """Rows of jobs that were over for longer are removed."""
+    """The days after which the row of a job that is over is removed."""
     job_history_count: int = 10_000
-    """So many jobs that are over are kept at most; the oldest go first."""
+    """The most jobs that are over and are kept. The oldest are removed first."""
 
 
 def pipeline_settings() -> PipelineSettings:
-    """The settings in force."""
+    """Returns the settings in force."""
     project = Path(getattr(settings, "BASE_DIR", Path.cwd()))
     data = Path(getattr(settings, "REPLSITE_DATA_DIR", project / ".data"))
     given = {

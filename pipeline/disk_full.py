@@ -1,4 +1,4 @@
-"""A full disk, wherever it was noticed: one error that says what to do."""
+"""Recognises a full disk in the errors of PostgreSQL, of Spark and of the operating system, and raises one error for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WORDS = ("DiskFull", "No space left on device")
 
 @contextmanager
 def disk_full() -> Iterator[None]:
-    """Raises ``DiskFull`` for whatever comes out of the block because of a full disk; everything else as it is."""
+    """Raises ``DiskFull`` in place of an error of the block that a full disk caused. Other errors pass unchanged."""
     try:
         yield
     except (DatabaseError, driver.DatabaseError, SparkFailed, OSError) as error:

@@ -1,11 +1,11 @@
-"""Errors of the room ``pipeline``.
+"""Errors of the package ``pipeline``. Messages say what, where and what to do.
 
 PipelineError
     JavaMissing            no Java for Spark
     UnusableArguments      a path or option that cannot be used (exit status 2)
-        UnusableSource     what an import should read is of no form that it knows
-    JobCancelled           somebody asked for the end of the job
-    JobInterrupted         the process that works on a queued job was told to end; the job is queued again
+        UnusableSource     an import's source has no form that an import can read
+    JobCancelled           a user cancelled the job
+    JobInterrupted         the process of a queued job was asked to stop; the job is queued again
     JobLost                the process that works on a job has lost the job's lock
     ClusterUnfit           executors lack a package, the way to the database, or cores
     MasterAway             no Spark master answers
@@ -13,16 +13,18 @@ PipelineError
     CarriedOut             a dry run was confirmed already
     UnknownJob             there is no such job
         UnknownKind        there is no such kind of job (exit status 2)
-    SourceChanged          an input file is not what the job began with
-    DiskFull               a disk is full; what was done stays, and the job can be resumed
+    SourceChanged          an input file is not the one with which the job began
+    DiskFull               a disk is full; the work so far stays, and the job can be resumed
     LedgerMismatch         a batch does not continue where the table's ledger ends
     QueryRunning           another process runs the query
-    FactsNotAppended       what Spark wrote to a stream was not appended
+    FactsNotAppended       the facts that Spark wrote to a stream were not appended
     ExportRunning          another export writes to the same folder
-    ExportDiffers          an export has not the rows that the database has
-    ArchiveDamaged         an archive is not, or no longer, what was written
+    ExportDiffers          the rows of an export are not those of the database
+    ArchiveDamaged         an archive is incomplete or was changed
     ArchiveElsewhere       an archive does not fit this database
     QueryFailed            a query of the live pipeline has ended by itself
+    SparkFailed            a Spark job failed; the job can be resumed
+    LoaderFailed           a loader of an import failed
 """
 
 from __future__ import annotations
@@ -57,83 +59,83 @@ __all__ = [
 
 
 class PipelineError(Exception):
-    """Base of this room's errors; the message tells what, where and what to do."""
+    """Base class of all errors of this package."""
 
 
 class JavaMissing(PipelineError):
-    """Spark needs a Java that is not there."""
+    """Raised if Spark is needed and there is no Java that it can use."""
 
 
 class UnusableArguments(PipelineError):
-    """A path or an option cannot be used."""
+    """Raised for a path or an option that cannot be used."""
 
 
 class UnusableSource(UnusableArguments):
-    """A file or a database from which no events can be read; nothing was begun."""
+    """Raised for a file or a database from which no events can be read. The import has not begun."""
 
 
 class JobCancelled(PipelineError):
-    """Somebody asked for the end of the job; what it has done stays."""
+    """Raised in a job that a user has cancelled. Its work so far stays."""
 
 
 class JobInterrupted(PipelineError):
-    """The process was told to end; a queued job goes on with the next one, and what it has done stays."""
+    """Raised in a queued job whose process is asked to stop. Its work so far stays, and the job is queued again."""
 
 
 class JobLost(PipelineError):
-    """The job's lock went with its connection, so another process may have begun the job: this one leaves it."""
+    """Raised in a job whose lock is gone with its connection. Another process may have begun the job, so this one leaves it."""
 
 
 class ClusterUnfit(PipelineError):
-    """Executors of a cluster cannot do our work."""
+    """Raised if the executors of a cluster cannot do the work."""
 
 
 class MasterAway(PipelineError):
-    """Nothing answers where the Spark master should be."""
+    """Raised if nothing answers at the address of the Spark master."""
 
 
 class QueueFull(PipelineError):
-    """As many jobs wait as may."""
+    """Raised if as many jobs wait as may."""
 
 
 class CarriedOut(PipelineError):
-    """A dry run is carried out once."""
+    """Raised for a dry run that a job has carried out already. A dry run is carried out once."""
 
 
 class UnknownJob(PipelineError):
-    """There is no job of that number."""
+    """Raised if there is no job of this number."""
 
 
 class UnknownKind(UnknownJob):
-    """There is no kind of job of that name."""
+    """Raised if there is no kind of job of this name."""
 
 
 class SourceChanged(PipelineError):
-    """A file differs from what the job began with, so what was staged of it cannot be trusted."""
+    """Raised for a file that has changed since the job began. The rows that were staged from it cannot be trusted."""
 
 
 class DiskFull(PipelineError):
-    """A disk is full; the job can be resumed when there is space."""
+    """Raised if a disk is full. The job can be resumed when there is space."""
 
 
 class LedgerMismatch(PipelineError):
-    """A micro-batch does not begin where the ledger of its table ends."""
+    """Raised for a micro-batch that does not begin where the ledger of its table ends."""
 
 
 class QueryRunning(PipelineError):
-    """Another living process keeps the same table current."""
+    """Raised if another living process keeps the same table current."""
 
 
 class QueryFailed(PipelineError):
-    """A query of the live pipeline ended with an error; its tables are as they were after its last batch."""
+    """Raised if a query of the live pipeline ended with an error. Its tables are as they were after its last batch."""
 
 
 class SparkFailed(PipelineError):
-    """A Spark job failed; what was done before stays, and the job can be resumed."""
+    """Raised if a Spark job failed. Its work so far stays, and the job can be resumed."""
 
 
 class LoaderFailed(PipelineError):
-    """A loader of an import ended with ``error``, which is what to tell."""
+    """Raised if a loader of an import failed. ``error`` is the loader's error, which is the one to report."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(f"Loading failed: {error}")
@@ -141,20 +143,20 @@ class LoaderFailed(PipelineError):
 
 
 class ExportRunning(PipelineError):
-    """Another export writes to the same folder."""
+    """Raised if another export writes to the same folder."""
 
 
 class ExportDiffers(PipelineError):
-    """An export has not the rows that the database has; what was in its folder is as it was."""
+    """Raised if an export does not have the rows that the database has. The folder is as it was before."""
 
 
 class ArchiveDamaged(PipelineError):
-    """An archive is incomplete, or differs from what was written; nothing is deleted or restored on its word."""
+    """Raised for an archive that is incomplete or differs from what was written. Nothing is deleted or restored because of it."""
 
 
 class ArchiveElsewhere(PipelineError):
-    """An archive is of another database, or its positions are taken here."""
+    """Raised for an archive of another database, or one whose positions are taken in this database."""
 
 
 class FactsNotAppended(PipelineError):
-    """Facts that Spark wrote to a stream were not appended, none of them."""
+    """Raised if facts that Spark wrote to a stream were not appended. None of them was."""

@@ -1,4 +1,4 @@
-"""Handlers of the pipeline's named readers, run by ``manage.py runhandlers``: per-user feeds."""
+"""The handlers of the pipeline's named readers, which ``manage.py runhandlers`` runs. Here: per-user feeds."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["keep_feeds"]
 
 @handles(EVENTS.name, reader=FEEDS, view=View.LINEAR, chunk_rows=2_000)
 def keep_feeds(chunk: Chunk) -> None:
-    """List a chunk in the feeds of those whom it concerns, in the transaction that moves the reader's cursor."""
+    """Writes a chunk of events into the feeds of the users concerned, in the transaction that moves the reader's cursor."""
     settings = stream_settings()
     with connections[settings.database].cursor() as cursor:
         stored = read_cursor(cursor, FEEDS, EVENTS.name)
+        # The stretch begins where the cursor is, not at the first row: positions without events in between belong to it.
         low = stored[0].base if stored is not None else chunk.rows[0].token - 1
         write_feeds(cursor, Stretch(low, chunk.rows[-1].token), settings.server_name, settings.feed_entries)

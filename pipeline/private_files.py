@@ -1,4 +1,4 @@
-"""Files and folders with rooms' history in them: for their owner only, and on the disk for certain (no Django)."""
+"""Creates files and folders for the history of rooms: readable by their owner only, and durable (no Django)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["make_folder", "open_new", "settle"]
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing. Raises ``OSError``."""
+    """Creates a folder and its missing parents. Raises ``OSError``."""
     missing = [folder]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
@@ -19,14 +19,14 @@ def make_folder(folder: Path) -> None:
 
 
 def open_new(path: Path) -> IO[bytes]:
-    """A file to write, instead of one that may be there. Raises ``OSError``."""
+    """Opens a file for writing, and replaces the content of one that exists. Raises ``OSError``."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    os.fchmod(descriptor, 0o600)  # one that was there keeps its mode
+    os.fchmod(descriptor, 0o600)  # the mode of ``open`` applies to new files only; one that exists would keep its own
     return os.fdopen(descriptor, "wb")
 
 
 def settle(folder: Path) -> None:
-    """What was made, renamed or removed in a folder is so after a power cut. Raises ``OSError``."""
+    """Syncs a folder, so that entries created, renamed or removed in it survive a power cut. Raises ``OSError``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,8 @@
-"""Jobs in the admin: seen by staff, queued, carried out and cancelled by POST only, each with a permission of its own.
+"""The admin pages of jobs: staff see them, and queue, carry out and cancel them by POST only, each with its own permission.
 
-A job that can be run dry is queued as a dry run, whoever asks; its page shows the figures, and from there it is carried out
-with the very same arguments, once, while the figures are fresh. Whatever was done is in the admin's log.
+A job that has a dry run is always queued as one, whatever permissions the user has. The page of the dry run shows its
+figures. From there the job is carried out with the same arguments, once, while the figures are fresh. Every action is in the
+admin's log.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ __all__ = ["FRESH_SECONDS", "JobAdmin"]
 
 MASTER = "master"
 QUEUE, CARRY_OUT, CANCEL = "pipeline.queue_job", "pipeline.carry_out_job", "pipeline.cancel_job"
-#: The figures of a dry run that ended longer ago are confirmed no more.
+#: Seconds after its end for which the figures of a dry run may be confirmed.
 FRESH_SECONDS = 3600.0
 
 
 @admin.register(models.Job)
 class JobAdmin(ReadOnlyAdmin):
-    """Runs of bulk work: how far they are, what became of them, and what may be done about them."""
+    """The pages of jobs: a list with their progress and outcome, and actions on each."""
 
     ordering = ("-pk",)
     list_display = ("id", "kind", "word", "progress", "asked_by", "started_at", "took")
@@ -61,32 +62,33 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="state")
     def word(self, job: models.Job) -> str:
-        """The state; ``killed`` for a running job that no process works on."""
+        """Returns the state, or ``killed`` for a running job that no process works on."""
         return self._view(job).word
 
     @admin.display(description="progress")
     def progress(self, job: models.Job) -> str:
-        """Stage, rate and time left."""
+        """Returns stage, rate and time left."""
         return self._view(job).progress
 
     @admin.display(description="took")
     def took(self, job: models.Job) -> str:
-        """How long, so far."""
+        """Returns how long the job took, or has taken so far."""
         return self._view(job).took
 
     @admin.display(description="figures")
     def figures(self, job: models.Job) -> SafeString:
-        """What was counted before the work and after it, side by side."""
+        """Returns a table of the figures before and after the work, side by side."""
         return render_to_string("jobs/figures.html", {"figures": self._view(job).figures})
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """The rows; which of them were killed is asked once a page (another page at the same time has the same answer)."""
+        """Returns the rows. Reads once for each page which jobs were killed."""
         using = stream_settings().database
+        # One admin object serves all requests. If another request sets these during this one, it sets the same answer.
         self._killed, self._as_of = killed_jobs(using), database_now(using)
         return super().get_queryset(request)
 
     def get_urls(self) -> list[URLPattern]:
-        """The forms besides the pages of every model."""
+        """Returns Django's paths, and before them those of the forms for queueing, carrying out and cancelling."""
         wrap = self.admin_site.admin_view
         own = [
             path("queue/", wrap(self.queue_view), name="pipeline_job_queue"),
@@ -98,7 +100,7 @@ class JobAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """The page of a job says what may be done about it."""
+        """Adds to a job's page whether it may be carried out, and which job has carried it out."""
         job = kwargs.get("obj")
         context["may_carry_out"] = job is not None and request.user.has_perm(CARRY_OUT) and not _why_not(job)
         context["confirmed_by"] = _confirmed_by(job) if job is not None and _is_dry(job) else None
@@ -107,7 +109,10 @@ class JobAdmin(ReadOnlyAdmin):
     # --- queue --------------------------------------------------------------------------------------------------------
 
     def queue_view(self, request: HttpRequest) -> HttpResponse:
-        """Choose a kind, fill in its form, and leave it for ``manage.py runjobs``: dry, where there is such a thing."""
+        """Shows the kinds of job, then the form of one kind, and queues the job for ``manage.py runjobs``.
+
+        A job that has a dry run is queued as a dry run.
+        """
         if not request.user.has_perm(QUEUE):
             raise PermissionDenied
         kinds, name = job_kinds(), request.GET.get("kind", "")
@@ -133,14 +138,17 @@ class JobAdmin(ReadOnlyAdmin):
         except (PipelineError, EventsError, ValueError) as error:
             form.refuse(str(error))
             return None
-        # executors are told how to reach the database: who may only try does not choose where they are
+        # Executors get what they need to reach the database. A user who may only queue dry runs must not choose where they are.
         if arguments.get(MASTER) is not None and not request.user.has_perm(CARRY_OUT):
             form.refuse(f"{MASTER} may be named with the permission {CARRY_OUT}; leave it empty for the site's own.")
             return None
         return arguments
 
     def _queue_what_changes(self, request: HttpRequest, name: str, arguments: dict[str, Any]) -> HttpResponse:
-        """What cannot be run dry is shown once more before it is queued, to those who may have jobs carried out."""
+        """Asks for confirmation, then queues a job that changes something and has no dry run.
+
+        Needs the permission to carry out.
+        """
         if not request.user.has_perm(CARRY_OUT):
             raise PermissionDenied
         if request.POST.get("confirmed") == "yes":
@@ -159,6 +167,7 @@ class JobAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         using, by = stream_settings().database, request.user.get_username()
         try:
+            # The job and its entry in the log commit together.
             with transaction.atomic(using=using):
                 job = queue_job(name, arguments, by, using, confirmed_from=None if dry is None else dry.pk)
                 after = f", as dry run {dry.pk} has shown" if dry is not None else ""
@@ -177,7 +186,7 @@ class JobAdmin(ReadOnlyAdmin):
     # --- carry out ----------------------------------------------------------------------------------------------------
 
     def carry_out_view(self, request: HttpRequest, number: int) -> HttpResponse:
-        """Show the figures of a dry run once more, then queue the same job for good."""
+        """Shows the figures of a dry run once more, then queues the same job in earnest."""
         if not request.user.has_perm(CARRY_OUT):
             raise PermissionDenied
         dry = self._job(number)
@@ -196,7 +205,7 @@ class JobAdmin(ReadOnlyAdmin):
     # --- cancel -------------------------------------------------------------------------------------------------------
 
     def cancel_view(self, request: HttpRequest, number: int) -> HttpResponse:
-        """Ask once more, then cancel."""
+        """Asks for confirmation, then cancels the job."""
         if not request.user.has_perm(CANCEL):
             raise PermissionDenied
         job, using = self._job(number), stream_settings().database
@@ -219,7 +228,7 @@ class JobAdmin(ReadOnlyAdmin):
         return job
 
     def _to(self, request: HttpRequest, number: int) -> HttpResponse:
-        """The job's page, for those who may see it."""
+        """Redirects to the job's page, or to the live page if the user may not see jobs."""
         if self.has_view_permission(request):
             return HttpResponseRedirect(reverse("admin:pipeline_job_change", args=[number]))
         return HttpResponseRedirect(reverse("live"))
@@ -256,13 +265,13 @@ def _is_dry(job: models.Job) -> bool:
 
 
 def _confirmed_by(dry: models.Job) -> int | None:
-    """The job that carries out what this one has shown."""
+    """Returns the ID of the job that carries out this dry run, or null."""
     jobs = models.Job.objects.using(stream_settings().database)
     return jobs.filter(confirmed_from=dry.pk).values_list("pk", flat=True).first()
 
 
 def _why_not(dry: models.Job) -> str | None:
-    """Why a job's figures cannot be confirmed; null: they can."""
+    """Returns the reason why a job's figures cannot be confirmed, or null if they can."""
     if not isinstance(dry.arguments, dict):
         return f"The arguments of job {dry.pk} are no JSON object, so no kind of job can use them. Queue another one."
     if not _is_dry(dry) or dry.kind not in job_kinds():

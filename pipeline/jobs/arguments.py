@@ -1,4 +1,7 @@
-"""The arguments of jobs, each declared once: a command's options, the check of a job and the form in the admin are made of it."""
+"""The arguments of jobs, each declared once.
+
+The options of commands, the checks of jobs and the forms in the admin are all made from the declarations.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +32,18 @@ __all__ = [
     "dry_run",
 ]
 
-#: The argument of jobs that can be run dry. It stands in no form: where a job is queued decides whether it is a dry run.
+#: The name of the argument of jobs that have a dry run. No form has a field for it: the page where a job is queued decides
+#: whether it is a dry run.
 DRY_RUN = "dry_run"
 _LATEST = 2**63 - 1
 
 
 class Type(Enum):
-    """What an argument is."""
+    """The type of an argument. It selects the check, the option of the command and the field of the form."""
 
     TEXT = auto()
     LINES = auto()
-    """A list of texts, one a line in a form."""
+    """A list of texts. A form takes one a line."""
     NUMBER = auto()
     WHOLE = auto()
     FLAG = auto()
@@ -49,14 +53,14 @@ class Type(Enum):
     """Milliseconds since 1970, entered as date and time in UTC."""
     DAY = auto()
     WHETHER = auto()
-    """True, false, or left to the job."""
+    """True, false, or null: the job decides."""
     MASTER = auto()
     """The URL of a Spark master."""
 
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """Options of a command that exclude each other: neighbours that share this object."""
+    """A group of a command's options that exclude each other: neighbours in the list of arguments that share this object."""
 
     required: bool = False
 
@@ -68,29 +72,30 @@ class Argument:
     name: str
     type: Type
     help: str
-    """What the option of a command says."""
+    """The help text of a command's option."""
     _: KW_ONLY
     in_form: str = ""
-    """What the form says, where that differs."""
+    """The help text in a form, where it differs."""
     required: bool = False
     choices: tuple[str, ...] = ()
     bounds: tuple[int, int] = (0, 0)
     default: Any = None
-    """Or a function that returns it."""
+    """The default, or a function that returns it."""
     must: str = ""
-    """What the refusal says that it must be; empty: what its type says."""
+    """The words of the error after "must be". If empty, those of the type."""
     check: Callable[[str, Any], Any] | None = None
-    """Takes name and value in place of its type's check; returns the value that the job gets, or raises."""
+    """Replaces the check of the type. Takes name and value; returns the value for the job, or raises."""
     omitted: bool = False
-    """A job has no such argument where none is given."""
+    """True if the job's arguments leave it out when it is null."""
     stored: bool = True
-    """False: the command alone takes it, and the job does not know it."""
+    """False if only the command takes it, and the job's row does not have it."""
     typed: str | None = ""
-    """How a command takes it: ``ROOM`` by its place, ``--room ROOM``; empty: an option of its name; null: not at all."""
+    """The form on the command line: ``ROOM`` is positional, ``--room ROOM`` an option. Empty: an option with its own name.
+    Null: the command does not take it."""
     one_of: OneOf | None = None
 
     def value(self, given: Mapping[str, Any]) -> Any:
-        """Returns the value for a job, the default where none is given; raises ``UnusableArguments``."""
+        """Returns the value for a job, or the default if none is given. Raises ``UnusableArguments``."""
         value = given.get(self.name)
         if value is None and callable(self.default):
             value = self.default()
@@ -99,11 +104,11 @@ class Argument:
         return self.check(self.name, value) if self.check is not None else _CHECKS[self.type](self, value)
 
     def refusal(self, value: Any, must: str) -> UnusableArguments:
-        """Returns the error that says what it must be."""
+        """Returns the error for an unusable value, which says what the argument must be."""
         return UnusableArguments(f"{self.name} must be {self.must or f'{must}, not {value!r:.100}'}.")
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
-        """Declares it as an option, or by its place."""
+        """Declares the argument on a parser, as an option or as a positional argument."""
         typed = self.typed or f"--{self.name.replace('_', '-')}"
         option, _, metavar = typed.partition(" ") if typed.startswith("--") else ("", "", typed)
         how: dict[str, Any] = dict(_OPTIONS.get(self.type, {}))
@@ -159,7 +164,7 @@ def _number(one: Argument, value: Any) -> float:
 
 
 def _flag(one: Argument, value: Any) -> bool:
-    if isinstance(value, bool):  # the text "false" is no false
+    if isinstance(value, bool):  # the text "false" is refused, because it would count as true
         return value
     raise one.refusal(value, "true or false")
 
@@ -177,7 +182,10 @@ def _choices(one: Argument, value: Any) -> list[str]:
 
 
 def _moment(one: Argument, value: Any) -> int:
-    """Of an age what it is now, so that a dry run and the job that carries it out mean the same time."""
+    """Returns milliseconds since 1970.
+
+    An age is converted now, so that a dry run and the job that carries it out use the same time.
+    """
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST:
         return value
     try:
@@ -187,7 +195,10 @@ def _moment(one: Argument, value: Any) -> int:
 
 
 def _day(one: Argument, value: Any) -> str:
-    """The day of a date, an age or milliseconds, as 2026-01-31: an age means the same when the job begins later."""
+    """Returns the day of a date, an age or milliseconds as text such as 2026-01-31.
+
+    An age is converted now, so that its day stays the same if the job begins later.
+    """
     try:
         if not isinstance(value, str) or ":" in value:
             raise ValueError
@@ -234,5 +245,5 @@ JSON = Argument("json", Type.FLAG, "the outcome as one JSON object", stored=Fals
 
 
 def dry_run(text: str) -> Argument:
-    """Returns the argument of a job that can be run dry; ``text``: what its option says."""
+    """Returns the argument of a job that has a dry run. ``text`` is the help of its option."""
     return Argument(DRY_RUN, Type.FLAG, text)

@@ -1,4 +1,4 @@
-"""Jobs on the command line: a command, or a subject of ``purge`` or ``resync``, whose options are the arguments of its kind."""
+"""Jobs on the command line, as a command or as a subject of ``purge`` or ``resync``. Options are the arguments of the kind."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ __all__ = ["JobCommand", "JobSubject", "as_command", "told_errors"]
 
 @contextmanager
 def told_errors() -> Iterator[None]:
-    """Raises ``CommandError`` for what goes wrong in the block: 2 for unusable arguments, 1 for all else.
+    """Raises ``CommandError`` for errors of the block, with status 2 for unusable arguments and 1 for all others.
 
-    Output that cannot be written is no such thing: a reader of it that is content ends the command quietly.
+    An ``OSError`` is not changed. ``manage.py`` handles it: a command whose output is closed by its reader ends quietly.
     """
     try:
         yield
@@ -43,7 +43,10 @@ def told_errors() -> Iterator[None]:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """The same for a job that runs as the command's user: it may name any folder, and a file may be what goes wrong."""
+    """Does what ``told_errors`` does for a job that runs with the rights of the command's user.
+
+    Such a job may name any folder. ``OSError`` becomes a ``CommandError`` with status 1, too.
+    """
     with told_errors(), any_folder():
         try:
             yield
@@ -52,7 +55,10 @@ def as_command() -> Iterator[None]:
 
 
 class JobSubject:
-    """Runs a job and tells its summary; asks before it deletes, where the kind has the option ``--yes``."""
+    """A kind of job on the command line: it declares the options, runs the job and prints its summary.
+
+    Where the kind has the option ``--yes``, it asks before it deletes.
+    """
 
     def __init__(self, kind: JobKind, help: str = "") -> None:
         self.kind = kind
@@ -60,15 +66,15 @@ class JobSubject:
 
     @property
     def arguments(self) -> Sequence[Argument]:
-        """What the command takes."""
+        """The arguments that the command takes."""
         return self.kind.arguments or ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         add_options(parser, self.arguments)
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """As a job."""
+        """Runs the job and prints its summary, as JSON if asked. Raises ``CommandError``."""
         given = self.given(options)
         with as_command():
             checked = self.kind.check(given)
@@ -83,7 +89,10 @@ class JobSubject:
             self.kind.judge(checked, summary)
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the job's arguments that were typed."""
+        """Returns the arguments of the job from the command's options.
+
+        Where the command has ``--all``, raises ``CommandError`` unless either rooms or ``--all`` are given.
+        """
         if ALL_ROOMS in self.arguments and bool(options["rooms"]) == options["all"]:
             raise CommandError("Name rooms, or give --all.", returncode=2)
         names = [one.name for one in self.arguments if one.stored and one.typed is not None]
@@ -93,11 +102,14 @@ class JobSubject:
         self, command: BaseCommand, checked: Mapping[str, Any], options: Mapping[str, Any]
     ) -> Mapping[str, Any]:
         """Runs the job; returns its summary."""
-        stream: Any = command.stderr  # a file in all that is used
+        stream: Any = command.stderr  # Django's wrapper of a file; it has all that is used
         return run_job(self.kind.name, checked, stream=stream, resume=options.get("resume", False))
 
     def _ask(self, command: BaseCommand, checked: Mapping[str, Any], *, is_sure: bool) -> None:
-        """Say what would go and ask whether it shall; raises ``CommandError`` unless it shall. A script cannot answer."""
+        """Shows what would be deleted and asks for confirmation. Raises ``CommandError`` if the answer is no.
+
+        Does not ask without a terminal, where a script could not answer.
+        """
         if is_sure or checked[DRY_RUN]:
             return
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
@@ -114,14 +126,13 @@ class JobSubject:
 
 
 class JobCommand(SiteCommand):
-    """A command that runs a job, which its ``subject`` does."""
+    """A command that runs the job of its ``subject``."""
 
     subject: ClassVar[JobSubject]
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Declares the options of the subject."""
         self.subject.add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """As a job."""
         self.subject.run(self, options)

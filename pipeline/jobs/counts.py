@@ -1,6 +1,6 @@
-"""By how many rows jobs that are done changed each table, in sum: for metrics, which outlive the rows of jobs.
+"""Adds up by how many rows the finished jobs changed each table, for metrics that outlive the rows of jobs.
 
-The figures are those that a job notes before and after its work; what is not a number in both is left out.
+The figures are those that a job notes before and after its work. A figure that is not an integer in both is left out.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KIND = "job rows"
 
 
 def count_rows(job: int, using: str) -> None:
-    """Add what a job changed to the sums."""
+    """Adds the changes that a job has noted to the sums."""
     kind, before, after = Job.objects.using(using).values_list("kind", "before", "after").get(pk=job)
     changes = [
         {"kind": KIND, "name": f"{kind}|{table}|{action}", "total": rows}
@@ -31,8 +31,9 @@ def count_rows(job: int, using: str) -> None:
 
 
 def changed_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(table, ``added`` or ``removed``, rows) of every figure that differs."""
+    """Yields (table, ``added`` or ``removed``, rows) for each figure that differs, in the order of the tables' names."""
     for table in sorted(before.keys() & after.keys()):
         old, new = before[table], after[table]
+        # "|" separates the parts of a sum's name, so no table may have it in its own
         if isinstance(old, int) and isinstance(new, int) and old != new and "|" not in table:
             yield table, "added" if new > old else "removed", abs(new - old)

@@ -1,7 +1,7 @@
-"""Whether a job may name any folder.
+"""Decides which folders a job may name: those of the site, or any.
 
-Whoever may queue a job need not be allowed to write or read everywhere: a queued job stays below folders of the site. A command
-that runs a job runs as its user, without such a limit.
+A user who may queue a job need not be allowed to write or read everywhere, so a queued job stays below folders of the site.
+A command that runs a job at once has the rights of its user, without this limit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _any_folder: ContextVar[bool] = ContextVar("any_folder", default=False)
 
 @contextmanager
 def any_folder() -> Iterator[None]:
-    """Within the block folders are those of the process's user; relative ones count from where it is."""
+    """Lets jobs name any folder within the block, with the rights of the process's user.
+
+    Relative paths then count from the current directory.
+    """
     token = _any_folder.set(True)
     try:
         yield
@@ -26,5 +29,5 @@ def any_folder() -> Iterator[None]:
 
 
 def is_any_folder() -> bool:
-    """Whether folders are those of the process's user."""
+    """Returns true inside a block of ``any_folder``: jobs may name any folder."""
     return _any_folder.get()

@@ -1,8 +1,7 @@
-"""Forms for the arguments of jobs: one for each kind, so that nobody has to write JSON to queue a purge.
+"""Forms for the arguments of jobs, one for each kind, so that a user of the admin need not write JSON.
 
-Empty fields are left out: the kind's check fills in defaults and says what is unusable. A kind that
-declares no ``arguments`` takes JSON. ``dry_run`` is no field: whether a job is a dry run is decided
-where it is queued.
+Empty fields are left out. The kind's check fills in defaults and refuses unusable values. A kind whose ``arguments`` are
+null takes JSON. ``dry_run`` is no field: the page where a job is queued decides whether it is a dry run.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from pipeline.jobs.run import job_kinds
 
 __all__ = ["ARGUMENTS", "JobForm", "job_form"]
 
-#: The field of a kind that has none.
+#: The one field of a kind that takes JSON.
 ARGUMENTS = "arguments"
 _MOST_OF_TEXT = 10_000
 _LONGEST_NAME = 1_000
 
 
 class JobForm(forms.Form):
-    """The arguments of one kind."""
+    """The form for the arguments of one kind."""
 
     job_fields: list[Argument] | None = None
 
     def job_arguments(self) -> dict[str, Any]:
-        """What was entered, as the kind takes it; raises ``ValueError`` for JSON that is none."""
+        """Returns the entered values as the kind takes them. Raises ``ValueError`` for text that is no JSON object."""
         if self.job_fields is None:
             return _object(self.cleaned_data[ARGUMENTS])
         entered = [(one, self.cleaned_data[one.name]) for one in self.job_fields]
@@ -39,13 +38,16 @@ class JobForm(forms.Form):
         return {one.name: value for one, value in found if not _is_empty(one, value)}
 
     def refuse(self, reason: str) -> None:
-        """Say what is wrong beside the field that the reason begins with, as far as there is one."""
+        """Shows an error beside the field whose name is its first word.
+
+        If there is no such field, shows it beside the JSON field or above the form.
+        """
         name = reason.partition(" ")[0]
         self.add_error(name if name in self.fields else ARGUMENTS if ARGUMENTS in self.fields else None, reason)
 
 
 def job_form(kind: str) -> type[JobForm]:
-    """The form of a kind; raises ``KeyError`` when there is no such kind."""
+    """Returns the form class of a kind. Raises ``KeyError`` if there is no such kind."""
     arguments = job_kinds()[kind].arguments
     if arguments is None:
         fields = None

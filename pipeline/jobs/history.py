@@ -1,8 +1,11 @@
-"""The history of jobs is bounded: rows of jobs that are over go after some days, and the oldest when there are too many.
+"""Removes the rows of old jobs, so that the history of jobs stays bounded.
 
-With a job go the rows that tell of it: what it refused, loaded and read. Jobs that wait or run stay, and so does one that a
-process holds, because it is just being resumed. One that was killed a day ago, and that nobody resumed, is over: it has failed.
-``manage.py runjobs`` calls this now and then; what it leaves when it is stopped in the middle is removed the next time.
+A job is over if its state is done, failed or cancelled. It is due some days after it was over, or when more jobs are over
+than the settings allow; then the oldest go first. The rows that refer to a job go with it: what it refused, loaded and read.
+Waiting and running jobs stay, and so does a job whose lock a process holds, because that process is just resuming it.
+
+A job that was killed a day ago and was not resumed has failed, and is marked so first. ``manage.py runjobs`` calls this at
+most once an hour, while nothing is queued. If it is stopped in the middle, the next call removes the rest.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ __all__ = ["remove_old_jobs"]
 
 _JOBS_AT_ONCE = 100
 _ROWS_AT_ONCE = 10_000
+#: The time since its last update after which a killed job counts as failed.
 _KILLED_FOR = timedelta(days=1)
 _OVER = "state IN ('done', 'failed', 'cancelled')"
-#: A job's row stays while there are tables that tell its number: the next job of the kind removes them.
+#: A job's row stays while there are tables with its number in their names. The next job of the kind drops those.
 _DUE = f"""
 SELECT id FROM pipeline_job job WHERE {_OVER} AND id > %(after)s AND (
     coalesce(finished_at, updated_at) < clock_timestamp() - %(days)s * interval '1 day'
@@ -41,13 +45,17 @@ _IS_OVER = f"SELECT count(*) FROM pipeline_job WHERE id = %s AND {_OVER}"
 
 
 def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Remove what is due by the settings, in small transactions; returns how many jobs went. Not inside a transaction."""
+    """Removes the jobs that are due by the settings, in small transactions; ``stopping`` is asked before each job.
+
+    Returns the number of jobs removed. Must not be called inside a transaction.
+    """
     removed = 0
     close_killed(lock, using, updated_at__lt=Now() - _KILLED_FOR)
     with connections[using].cursor() as cursor:
         for job in _due(cursor):
             if stopping():
                 break
+            # The lock keeps a process from resuming the job while its rows go. A process that holds it is resuming the job.
             if lock.take(job):
                 try:
                     removed += _remove(cursor, job)
@@ -73,10 +81,15 @@ def _due(cursor: Any) -> Iterator[int]:
 
 
 def _remove(cursor: Any, job: int) -> bool:
-    """Each statement is a transaction. False when the job was begun again since it was listed."""
+    """Deletes a job and the rows that refer to it, each statement in a transaction of its own.
+
+    Returns false if the job is no longer over, because it was begun again since it was listed.
+    """
+    # A lists the job, B resumes it, fails again and releases the lock, A takes the lock: the row is read again under the lock.
     cursor.execute(_IS_OVER, [job])
     if cursor.fetchone() == (0,):
         return False
+    # The row of the job goes last. A removal that is stopped here is thus found and continued by the next one.
     for table, column in _relations():
         statement = _ROWS.format(table=table, column=column)
         cursor.execute(statement, [job])
@@ -87,6 +100,6 @@ def _remove(cursor: Any, job: int) -> bool:
 
 
 def _relations() -> Iterator[tuple[str, str]]:
-    """Tables that tell of jobs, each with its column of the job's number."""
+    """Yields the tables with a foreign key to jobs, each with the name of that column."""
     for relation in Job._meta.related_objects:
         yield relation.field.model._meta.db_table, str(relation.field.column)

@@ -1,6 +1,6 @@
-"""The kinds of job that this room brings from others: checking the streams, censoring.
+"""The kinds of job whose work is done by other packages: checking the streams, and censoring.
 
-A kind is a thin wrapper: what it does is the same function that the command of its name calls.
+Each kind is a thin wrapper around the function that the command of its name calls.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["CensorKind", "CheckStreamsKind"]
 
 
 class CheckStreamsKind(JobKind):
-    """Whether sequences, tables and stored positions agree; changes nothing."""
+    """The kind of job that checks whether sequences, tables and stored positions of streams agree. It changes nothing."""
 
     name = "check streams"
     help = "Compare sequences, tables and stored positions of all streams; changes nothing."
     changes_nothing = True
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """The summary names what is wrong."""
+        """Returns a summary with the number of streams checked and, for each wrong one, the verdict and the fix."""
         connection = driver.direct_connection(run.using, application_name="replsite job")
         try:
             with run.stage("check", None, "streams") as count, connection.cursor() as cursor:
@@ -40,7 +40,7 @@ class CheckStreamsKind(JobKind):
 
 
 class CensorKind(JobKind):
-    """Replaces the JSON of events that were redacted long enough ago."""
+    """The kind of job that replaces the JSON of events that were redacted long enough ago by their pruned form."""
 
     name = "censor"
     help = "Replace the stored JSON of events that were redacted long enough ago by their pruned form."
@@ -53,14 +53,14 @@ class CensorKind(JobKind):
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Counts what is due."""
+        """Counts the events that are due and returns the summary of a run without effect."""
         found = {"due": due(timedelta(days=run.arguments["days"]), run.using)}
         run.note_before(found)
         run.note_after(found)
         return {"censored": 0, "rooms": 0, "failed": []}
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Room by room."""
+        """Censors what is due, room by room. The summary names at most 100 of the failures."""
         age = timedelta(days=run.arguments["days"])
         before = due(age, run.using)
         run.note_before({"due": before})

@@ -1,6 +1,6 @@
-"""Progress of a job: stage, rate and time left, on a terminal, as plain lines, and in the job's row.
+"""Reports the progress of a job: stage, rate and time left, on a terminal, as plain lines, and in the job's row.
 
-A stage's work happens in the caller's thread (or in Spark); one thread of ours asks now and then how much is done.
+The work of a stage is done in the caller's thread, or in Spark. A second thread asks at intervals how much is done.
 """
 
 from __future__ import annotations
@@ -18,20 +18,24 @@ from streams.runtime.logs import get_logger
 __all__ = ["Progress", "Stage", "describe"]
 
 log = get_logger(__name__)
+#: Seconds between two reports: as lines, and on a terminal, where one line is overwritten.
 _PLAIN_SECONDS = 2.0
 _TERMINAL_SECONDS = 0.2
 Store = Callable[[str, int, "int | None", "float | None"], None]
 
 
 class Stage(Protocol):
-    """What a stage is told and asked."""
+    """A function that returns how much of a stage is done. The reporting thread calls it."""
 
     def __call__(self) -> int:
-        """How much is done so far."""
+        """Returns the amount done so far, in the stage's unit."""
 
 
 class Progress:
-    """Says how far the stages are, on ``stream`` and through ``store``."""
+    """A reporter of stages. It writes lines to ``stream`` and figures through ``store``.
+
+    ``store`` gets the stage's name, the amount done, the total and the rate per second; the last two may be null.
+    """
 
     def __init__(self, stream: TextIO, store: Store, *, quiet: bool = False) -> None:
         self._stream = stream
@@ -40,13 +44,16 @@ class Progress:
         self._terminal = stream.isatty()
 
     def say(self, text: str) -> None:
-        """One plain line."""
+        """Writes one line to the stream."""
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
     @contextmanager
     def stage(self, name: str, total: int | None, unit: str, done: Stage) -> Iterator[None]:
-        """Report on a stage while the block runs; ``done`` is called from another thread."""
+        """Reports on a stage while the block runs, and once more at its end unless the block raises.
+
+        ``done`` is called from another thread. ``total`` is null if it is not known.
+        """
         begun = time.monotonic()
         ended = threading.Event()
         reporter = threading.Thread(target=self._report, args=(name, total, unit, done, ended), daemon=True)
@@ -54,6 +61,7 @@ class Progress:
         try:
             yield
         finally:
+            # The reporter ends first. Otherwise it could store an older figure after the last one, which is stored below.
             ended.set()
             reporter.join()
         reached, seconds = total if total is not None else done(), time.monotonic() - begun
@@ -67,9 +75,9 @@ class Progress:
                 reached, seconds = done(), time.monotonic() - begun
                 self._store(name, reached, total, reached / seconds)
                 self._show(describe(name, reached, total, unit, seconds), last=False)
-            except Exception as error:  # noqa: BLE001 - the work itself must not end because of its report
+            except Exception as error:  # noqa: BLE001 - an error of the report must not end the work
                 log.warning("progress.failed", stage=name, error=str(error))
-        connections.close_all()  # this thread's own
+        connections.close_all()  # connections of Django belong to a thread; these are the reporter's
 
     def _show(self, text: str, *, last: bool) -> None:
         if self._terminal:
@@ -80,7 +88,7 @@ class Progress:
 
 
 def describe(name: str, done: int, total: int | None, unit: str, seconds: float) -> str:
-    """One line: how much, how fast, how much longer."""
+    """Returns one line with the amount done, the rate and, where they are known, the total and the seconds left."""
     rate = done / seconds if seconds > 0 else 0.0
     text = f"{name}: {done:,}"
     text += f" of {total:,} {unit}" if total is not None else f" {unit}"

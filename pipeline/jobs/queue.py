@@ -1,9 +1,10 @@
-"""The queue of jobs: ``manage.py runjobs`` carries out, one after another, what the admin or another service left.
+"""Serves the queue of jobs: ``manage.py runjobs`` runs, one after another, the jobs that the admin or another service queued.
 
-Any number of processes may serve it; a job is begun by one of them. One that was killed with its process is queued again, at
-most ``MOST_ATTEMPTS`` times. A process that is told to end leaves the job at hand at its next step and queues it again. A
-database that is started anew is waited for. Jobs that were over long ago are removed (``pipeline.jobs.history``). Assumes that a
-job's work is good to be repeated (``pipeline.jobs.run``).
+Any number of processes may serve the queue; one of them runs a given job. A job that was killed with its process is queued
+again; after ``MOST_ATTEMPTS`` attempts it has failed. A process that is asked to stop leaves its job at the next step and
+queues it again. While the database is away, the process waits for it. Old jobs are removed (``pipeline.jobs.history``).
+
+Assumes that the work of a job can be repeated (``pipeline.jobs.run``).
 """
 
 from __future__ import annotations
@@ -30,18 +31,26 @@ __all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
 
 log = get_logger(__name__)
 MOST_ATTEMPTS = 3
-#: A killed job is noticed after so long; a queued one at once.
+#: Seconds between looks at the queue without a notification. A killed job is noticed only then, a queued one at once.
 _LOOK_SECONDS = 10.0
+#: Seconds between two attempts to reach a database that is away.
 _AWAY_SECONDS = 1.0
-#: The queue is looked at no more often than this, whatever is heard: every role that may connect can say that there is a job.
+#: The least time between two looks at an empty queue. Every role that may connect to the database can send notifications, so
+#: their number must not decide how often the queue is read.
 _LOOK_GAP_SECONDS = 0.2
+#: Seconds between two removals of old jobs.
 _REMOVE_SECONDS = 3_600.0
 
 
 def requeue_killed(lock: JobLock, using: str) -> list[int]:
-    """Queue the jobs again whose process was killed; those that were begun too often have failed."""
+    """Queues the jobs again whose process was killed. Those that had ``MOST_ATTEMPTS`` attempts are marked as failed.
+
+    Returns the jobs that were queued again.
+    """
     found = []
     for job in sorted(killed_jobs(using)):
+        # Evaluated once without the lock, to skip jobs of commands, and by the updates again under it: another process may have
+        # queued the job again in between.
         row = Job.objects.using(using).filter(pk=job, queued_at__isnull=False, state=JobState.RUNNING)
         if not row.exists() or not lock.take(job):
             continue
@@ -57,15 +66,18 @@ def requeue_killed(lock: JobLock, using: str) -> list[int]:
 
 
 class _QueueListener(NotifyListener[None]):
-    """Hears that there may be a job; which one is the table's to tell."""
+    """A listener for notifications that a job was queued. Their payload is ignored: the table says which jobs wait."""
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[None]:
-        """One for all."""
+        """Returns a list with one element for any number of notifications, and an empty one for none."""
         return [None] if heard else []
 
 
 class JobServer:
-    """Serves the queue until it is stopped, or until it is empty."""
+    """A server of the queue that runs until it is stopped or, with ``once``, until the queue is empty.
+
+    ``done`` and ``failed`` count the jobs that this process has run.
+    """
 
     def __init__(self, using: str, stream: TextIO, say: Callable[[str], object]) -> None:
         self._using = using
@@ -78,21 +90,21 @@ class JobServer:
         self.done = self.failed = 0
 
     def stop(self) -> None:
-        """Take no further job; from any thread or a signal handler."""
+        """Makes ``run`` end after the current step. May be called from any thread or from a signal handler."""
         self._stopping = True
         self._heard.set()
 
     def run(self, *, once: bool) -> None:
-        """Carry out what is queued; then wait for more, unless ``once``.
+        """Runs the queued jobs; then waits for more, unless ``once``.
 
-        Raises database errors at the beginning, and with ``once``; later ones are waited out.
+        Raises database errors when it starts, and at any time with ``once``. Otherwise it waits until the database is back.
         """
         listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._heard.set(), self._using, "jobs")
         listener.start()
         try:
             while not self._serve_while_it_lasts(once=once):
                 self._heard.clear()
-                self._heard.wait(_AWAY_SECONDS)  # the listener is connected again, or once more in vain
+                self._heard.wait(_AWAY_SECONDS)  # ends early when the listener has connected again
         finally:
             listener.stop()
 
@@ -101,19 +113,20 @@ class JobServer:
         while not self._stopping:
             time.sleep(max(0.0, look_due - time.monotonic()))
             look_due = time.monotonic() + _LOOK_GAP_SECONDS
+            # Cleared before the look: a job that is queued during the look sets it again, so the wait below ends at once.
             self._heard.clear()
             requeue_killed(lock, self._using)
             if self._serve_next(lock):
-                look_due = 0.0
+                look_due = 0.0  # there was a job, so the next look need not wait
                 continue
             self._remove_old_jobs(lock)
             if once:
                 return
-            connections[self._using].close()
+            connections[self._using].close()  # holds no connection while it waits
             self._heard.wait(_LOOK_SECONDS)
 
     def _remove_old_jobs(self, lock: JobLock) -> None:
-        """Now and then, while nothing is queued."""
+        """Removes old jobs, at most once an hour. Called while nothing is queued."""
         if self._removed_at is not None and time.monotonic() - self._removed_at < _REMOVE_SECONDS:
             return
         self._removed_at = time.monotonic()
@@ -121,7 +134,10 @@ class JobServer:
             log.info("jobs.removed", jobs=removed, why="they were over long ago")
 
     def _serve_while_it_lasts(self, *, once: bool) -> bool:
-        """Serve with a lock of its own; False when the database went away and is to be waited for."""
+        """Serves the queue with a connection for locks of its own.
+
+        Returns false if the connection to the database was lost and the caller is to try again.
+        """
         try:
             with hold_lock(self._using) as lock:
                 self._database_away.ends()
@@ -135,7 +151,10 @@ class JobServer:
         return True
 
     def _serve_next(self, lock: JobLock) -> bool:
-        """Carry out the oldest job that nobody else has; whether there was one. Kinds of a newer version are left for it."""
+        """Runs the oldest queued job that no other process holds. Returns false if there is none.
+
+        Kinds that this version of the program does not know are left to a newer one.
+        """
         queued = Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(job_kinds())).order_by("pk")
         for number in list(queued.values_list("pk", flat=True)[:100]):
             job = take_over(lock, number, self._using)
@@ -152,7 +171,7 @@ class JobServer:
             carry_out(job, self._using, self._stream, keeper=Keeper(lock, lambda: self._stopping))
         except (JobCancelled, JobInterrupted) as error:
             self._say(f"job {job.pk}: {error}")
-        except Exception as error:  # noqa: BLE001 - the next job must not suffer from this one; the row has the reason
+        except Exception as error:  # noqa: BLE001 - the next job must run all the same; the row has the reason
             self.failed += 1
             self._say(f"job {job.pk}: failed: {error}")
         else:

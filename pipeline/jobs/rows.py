@@ -1,6 +1,7 @@
-"""Jobs as rows, and the lock that tells a job at work from one that was killed (driver, with Django).
+"""Reads and writes the rows of jobs, and holds the lock that tells a job at work from a killed one (driver, with Django).
 
-The lock is a session lock of a connection that lives as long as the process; a job in state ``running`` without it is dead.
+The lock is an advisory lock of a session that lives as long as the process. A job in state ``running`` whose lock is free
+was killed.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ __all__ = [
 _KEY = marked_lock("'replsite.job:' || %s::text")
 _LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY})"
+#: Cancels a job that waits. Of a running one only the request is stored.
 _ASK_TO_END = """
 UPDATE pipeline_job SET cancel_asked_by = %(by)s, updated_at = clock_timestamp(),
     state = CASE WHEN state = 'queued' THEN 'cancelled' ELSE state END,
@@ -52,19 +54,19 @@ WHERE id = %(job)s AND state IN ('queued', 'running') RETURNING state
 
 
 class JobLock:
-    """A connection whose life is the process's: it holds the locks of the jobs that this process works on."""
+    """A database connection that holds the locks of the jobs that this process works on. It lives as long as the process."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def take(self, job: int) -> bool:
-        """Whether the job is this process's now; False when a living process has it."""
+        """Takes the job's lock for this process, without waiting. Returns false if a living process holds it."""
         with self._connection.cursor() as cursor:
             cursor.execute(_LOCK, [job])
             return bool(cursor.fetchone()[0])
 
     def is_held(self) -> bool:
-        """Whether what was taken is still ours: the locks go with the connection, whoever ended it."""
+        """Returns true while the connection is alive. If it ends for any reason, all its locks are gone."""
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute("SELECT")
@@ -73,14 +75,14 @@ class JobLock:
         return True
 
     def give_back(self, job: int) -> None:
-        """Let go of a job that was only looked at."""
+        """Releases the lock of a job that this process does not work on, or no longer."""
         with self._connection.cursor() as cursor:
             cursor.execute(_UNLOCK, [job])
 
 
 @contextmanager
 def hold_lock(using: str) -> Iterator[JobLock]:
-    """A lock for the length of the block."""
+    """Opens a connection for the locks of jobs, and closes it at the end of the block. That releases all of them."""
     connection = direct_connection(using, application_name="replsite job")
     try:
         yield JobLock(connection)
@@ -90,7 +92,7 @@ def hold_lock(using: str) -> Iterator[JobLock]:
 
 @contextmanager
 def storable_arguments() -> Iterator[None]:
-    """Raises ``UnusableArguments`` where the row that the block writes cannot hold the arguments of a job."""
+    """Raises ``UnusableArguments`` if the row that the block writes cannot hold the arguments of a job."""
     try:
         yield
     except DataError as error:
@@ -100,16 +102,18 @@ def storable_arguments() -> Iterator[None]:
 
 
 def at_work_here() -> dict[str, Any]:
-    """What the row of a job says of this process, once that works on it."""
+    """Returns the column values of a job that this process runs: state, host, process ID and time."""
     return {"state": JobState.RUNNING, "host": socket.gethostname(), "process_id": os.getpid(), "updated_at": Now()}
 
 
 def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job:
-    """A new job of this process. Nobody sees its row before its lock is held: it would pass for a killed one.
+    """Inserts the row of a new job that this process runs, and takes its lock.
 
     Raises ``UnusableArguments``.
     """
     row = Job(kind=kind, arguments=dict(arguments), asked_by=asked_by(), started_at=Now(), **at_work_here())
+    # The lock is taken before the commit: A inserts and commits, B sees a running job whose lock is free, takes it for a killed
+    # one and marks it as failed.
     with storable_arguments(), transaction.atomic(using=using):
         row.save(using=using, force_insert=True)
         lock.take(row.pk)
@@ -117,23 +121,27 @@ def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str
 
 
 def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job | None:
-    """The newest job that ended early with these very arguments, now this process's; None when there is none."""
+    """Takes over the newest job of this kind that ended early with exactly these arguments.
+
+    Returns the job, whose lock this process then holds, or null if there is none. A job ended early if it failed or was
+    killed.
+    """
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
     for job in ended.filter(state__in=[JobState.RUNNING, JobState.FAILED]).order_by("-pk"):
         if lock.take(job.pk):
             kept = Job.objects.using(using).filter(pk=job.pk).update(error="", finished_at=None, **at_work_here())
-            if kept:  # else its row was removed meanwhile, because it is old
-                job.refresh_from_db(using=using)  # it is this process's from now on
+            if kept:  # otherwise the row was removed before the lock was taken, because the job is old
+                job.refresh_from_db(using=using)  # while the lock is held, no other process takes the job over
                 return job
             lock.give_back(job.pk)
     return None
 
 
 def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) -> list[int]:
-    """Jobs that are not done and that no process works on; those that were killed are marked as failed.
+    """Returns the unfinished jobs of a kind that no process works on, except ``keep``.
 
-    The lock keeps them, so that nobody resumes one whose tables are about to go. A queued one that was killed is left to
-    ``runjobs``, which begins it again.
+    Those that were killed are marked as failed. The lock of each stays with this process, so that no other process resumes a
+    job whose tables the caller is about to drop. A queued job that was killed is left out: ``runjobs`` begins it again.
     """
     found = []
     unfinished = Job.objects.using(using).filter(kind=kind, state__in=[JobState.RUNNING, JobState.FAILED])
@@ -147,16 +155,17 @@ def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) ->
 
 
 def close_killed(lock: JobLock, using: str, **which: Any) -> int:
-    """Mark killed jobs that ``which`` (a filter) names as failed, at the time of their last sign of life; returns how many.
+    """Marks killed jobs as failed, at the time of their last update. Returns how many.
 
-    One of the queue that was killed is left to ``runjobs``, which begins it again.
+    ``which`` is a filter on jobs. A queued job that was killed is left out: ``runjobs`` begins it again.
     """
     closed = 0
     killed = Job.objects.using(using).filter(state=JobState.RUNNING, queued_at__isnull=True, pk__in=killed_jobs(using))
     for job in killed.filter(**which).values_list("pk", flat=True):
         if not lock.take(job):
-            continue  # it is being resumed
+            continue  # a process is resuming it
         try:
+            # Filtered by state again: the job may have been resumed and done between the list and the lock.
             one = Job.objects.using(using).filter(pk=job, state=JobState.RUNNING, queued_at__isnull=True)
             closed += one.update(state=JobState.FAILED, error="killed", finished_at=F("updated_at"))
         finally:
@@ -165,25 +174,29 @@ def close_killed(lock: JobLock, using: str, **which: Any) -> int:
 
 
 def show_progress(job: int, using: str, **values: Any) -> None:
-    """Write stage, done, total and rate into the job's row, for whoever looks at it."""
+    """Writes values such as stage, done, total and rate into the job's row."""
     Job.objects.using(using).filter(pk=job).update(updated_at=Now(), **values)
 
 
 def end_run(job: Job, using: str, **values: Any) -> bool:
-    """Write into the row how this run of the job ended; False when the job is somebody else's by now, and nothing was written."""
+    """Writes into the row how this run of the job ended.
+
+    Returns false, and writes nothing, if another run has the job by now, or if the job is no longer running.
+    """
+    # Host, process and attempt name this run. A loses its lock, B begins the job, A ends: A's update must match no row.
     own = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING, host=job.host, process_id=job.process_id)
     return bool(own.filter(attempts=job.attempts).update(updated_at=Now(), **values))
 
 
 def killed_jobs(using: str) -> set[int]:
-    """Jobs that their rows call running, and that no process works on."""
+    """Returns the jobs in state ``running`` that no process works on."""
     with connections[using].cursor() as cursor:
         cursor.execute(KILLED_JOBS)
         return {row[0] for row in cursor.fetchall()}
 
 
 class CancelOutcome(StrEnum):
-    """What became of the wish to end a job."""
+    """The result of a request to cancel a job."""
 
     CANCELLED = "cancelled"
     ASKED = "asked to end"
@@ -191,9 +204,9 @@ class CancelOutcome(StrEnum):
 
 
 def cancel_job(job: int, by: str, using: str) -> CancelOutcome:
-    """End a job that waits, or whose process was killed; ask one at work to stop at its next step.
+    """Ends a job that waits, or whose process was killed. Asks a running job to stop at its next step.
 
-    Raises ``UnknownJob``.
+    ``by`` is the user who asks. Raises ``UnknownJob``.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(_ASK_TO_END, {"job": job, "by": by})
@@ -205,12 +218,12 @@ def cancel_job(job: int, by: str, using: str) -> CancelOutcome:
     if row[0] == JobState.CANCELLED:
         return CancelOutcome.CANCELLED
     if job not in killed_jobs(using):
-        return CancelOutcome.ASKED
+        return CancelOutcome.ASKED  # its process reads ``cancel_asked_by`` at its next step
     end_cancelled_job(job, using)
     return CancelOutcome.CANCELLED
 
 
 def end_cancelled_job(job: int, using: str) -> None:
-    """The job has stopped because somebody asked for it; what it has done stays."""
+    """Marks a running job as cancelled. Its work so far stays."""
     running = Job.objects.using(using).filter(pk=job, state=JobState.RUNNING)
     running.update(state=JobState.CANCELLED, finished_at=Now(), updated_at=Now())

@@ -1,8 +1,10 @@
-"""Carrying out jobs: what a kind of job is, and one run of it with progress, figures before and after, and an end when asked.
+"""Runs jobs: kinds of job, and one run of a job with progress, figures before and after, and cancellation.
 
-A command runs a job at once (``run_job``); the admin and other services queue one (``queue_job``) for ``manage.py runjobs``. Both
-take the same way, so a job looks the same wherever it was asked for. A kind does its work in small transactions and counts after
-each, outside of it: a count is where a job ends when somebody cancels it. Work must be good to be run again after it was killed.
+A command runs a job at once (``run_job``). The admin and other services queue one (``queue_job``) for ``manage.py runjobs``.
+Both use the same code, so a job looks the same wherever it was requested.
+
+A kind does its work in small transactions, and calls ``Count.add`` after each of them, outside of the transaction. If the
+job was cancelled, this call raises. The work must be repeatable: a job that was killed is run again.
 """
 
 from __future__ import annotations
@@ -64,8 +66,9 @@ __all__ = [
 log = get_logger(__name__)
 QUEUE_CHANNEL = "replsite_jobs"
 MOST_QUEUED = 1_000
-"""Jobs that may wait; whoever asks for one more is told so."""
+"""The most jobs that may wait. ``queue_job`` refuses one more."""
 _MOST_OF_ARGUMENTS = 100_000
+#: A run asks the database at most this often whether it is to end.
 _LOOK_SECONDS = 1.0
 _WHY: Mapping[type[BaseException], str] = {
     KeyboardInterrupt: "Interrupted. What was done stays; the job can be run again."
@@ -73,19 +76,22 @@ _WHY: Mapping[type[BaseException], str] = {
 
 
 class JobKind:
-    """A kind of job: what it takes, what it would do, what it does. Command, form and check are made of its ``arguments``."""
+    """A kind of job: its arguments, its dry run and its work.
+
+    The options of the command, the form in the admin and the check are all made from ``arguments``.
+    """
 
     name = ""
-    """What a person reads: ``censor``, ``purge history``."""
+    """The name for persons, such as ``censor`` or ``purge history``."""
     help = ""
     arguments: Sequence[Argument] | None = ()
-    """Null: JSON of any form, which `check` looks at."""
+    """Null means JSON of any form, which ``check`` examines."""
     changes_nothing = False
     staging_prefix: str | None = None
-    """Tables of a job have this prefix and its number; while there are any the job's row stays."""
+    """Names of a job's tables begin with this prefix and the job's number. While such tables exist, the job's row is kept."""
 
     def check(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the arguments with all defaults filled in; raises ``UnusableArguments``. Asks no database."""
+        """Returns the arguments with all defaults filled in. Raises ``UnusableArguments``. Does not query the database."""
         known = [one for one in self.arguments or () if one.stored]
         if unknown := sorted(set(given) - {one.name for one in known}):
             names = ", ".join(one.name for one in known) or "none"
@@ -95,40 +101,40 @@ class JobKind:
         return {one.name: checked[one.name] for one in known if not one.omitted or checked[one.name] is not None}
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Raises ``UnusableArguments`` for arguments that do not go together; may fill in what follows from others."""
+        """Raises ``UnusableArguments`` for arguments that do not go together. May fill in values that follow from others."""
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Raises for checked arguments what the work would raise at once: what is mistyped shall not be a job that failed.
+        """Raises for checked arguments what the work would raise at its start. Changes nothing.
 
-        Changes nothing.
+        So a typing error does not become a failed job.
         """
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """The dry run: changes nothing; returns the summary that `run` would."""
+        """Does the dry run, which changes nothing. Returns the summary that ``run`` would return."""
         raise NotImplementedError(f"{self.name} takes no {DRY_RUN}.")
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Does the work; returns the summary, as JSON can hold it."""
+        """Does the work. Returns the summary, which must fit JSON."""
         raise NotImplementedError(self.name)
 
     def lines(self, summary: Mapping[str, Any]) -> Iterable[str]:
-        """Returns the summary for a person."""
+        """Returns the summary as lines for a person."""
         return [json.dumps(summary)]
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Raises ``UnusableArguments`` for names that the work has not found, ``PipelineError`` for what it left wrong."""
+        """Raises ``UnusableArguments`` for names that the work has not found, and ``PipelineError`` for what it left wrong."""
 
 
 _kinds: dict[str, JobKind] = {}
 
 
 def register(*kinds: JobKind) -> None:
-    """Make kinds known, while Django loads the room that has them."""
+    """Registers kinds of job. Called while Django loads the apps."""
     _kinds.update({kind.name: kind for kind in kinds})
 
 
 def job_kinds() -> Mapping[str, JobKind]:
-    """All kinds by name."""
+    """Returns the registered kinds by name, in the order of their names."""
     return dict(sorted(_kinds.items()))
 
 
@@ -139,9 +145,9 @@ def _kind(name: str) -> JobKind:
 
 
 def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapping[str, Any]:
-    """The arguments with all defaults, as a job of this kind has them.
+    """Returns the arguments of a job of this kind, with all defaults filled in.
 
-    Raises ``UnknownKind``, ``UnusableArguments``, and what the kind's `look` does.
+    Raises ``UnknownKind``, ``UnusableArguments``, and the errors of the kind's ``look``.
     """
     kind = _kind(name)
     checked = kind.check(arguments)
@@ -150,36 +156,36 @@ def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapp
 
 
 class Count:
-    """How much of a stage is done. Adding to it is a step: there a job ends when somebody has asked for it."""
+    """The amount of a stage that is done. Each addition is a step: it raises if the job is to end."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
         self._done = 0
 
     def __call__(self) -> int:
-        """What is done so far; asked from another thread."""
+        """Returns the amount done so far. Called from another thread."""
         return self._done
 
     def add(self, number: int = 1) -> None:
-        """So much more is done, and committed. Raises ``JobCancelled``."""
+        """Adds work that is done and committed. Raises what ``JobRun.step`` does."""
         self._done += number
         self._run.step()
 
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """What a run asks of the process that it is in: whether the job is still its own, and whether it is to leave off."""
+    """The link of a run to its process: the lock of the job, and a function that returns true when the process is to stop."""
 
     lock: JobLock | None = None
     stopping: Callable[[], bool] = lambda: False
 
     def has_lost(self) -> bool:
-        """Whether the lock is gone with its connection."""
+        """Returns true if there was a lock and it is gone with its connection."""
         return self.lock is not None and not self.lock.is_held()
 
 
 class JobRun:
-    """A job at work in this process, as its kind sees it."""
+    """One run of a job in this process, as its kind sees it."""
 
     def __init__(self, job: Job, using: str, stream: TextIO, keeper: Keeper | None = None) -> None:
         if not isinstance(job.arguments, dict):
@@ -195,7 +201,10 @@ class JobRun:
 
     @contextmanager
     def stage(self, name: str, total: int | None, unit: str) -> Iterator[Count]:
-        """One part of the work, told with its rate and the time left."""
+        """Reports on one part of the work, with rate and time left. The block adds to the count that it gets.
+
+        ``total`` is null if it is not known.
+        """
         count = Count(self)
         self._unit = unit
         with self._progress.stage(name, total, unit, count):
@@ -203,17 +212,21 @@ class JobRun:
 
     @contextmanager
     def watch(self, name: str, total: int | None, unit: str, done: Callable[[], int]) -> Iterator[None]:
-        """The same where somebody else does the work: ``done`` is asked now and then, in another thread."""
+        """Reports like ``stage`` on work that is done elsewhere, and makes a step at the end.
+
+        ``done`` returns the amount done. It is called at intervals in another thread.
+        """
         self._unit = unit
         with self._progress.stage(name, total, unit, done):
             yield
         self.step()
 
     def spark_steps(self, spark: SparkSession, also: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
-        """While the block waits for Spark, steps go on in another thread: what ends the job ends Spark's tasks, too.
+        """Makes steps in another thread while the block waits for Spark.
 
-        Only for Spark jobs that the block's own thread begins. Raises what ``step`` raises, or ``also``, which is called with it
-        and may raise a ``PipelineError`` of its own.
+        An error that ends the job also cancels its Spark tasks. Works only for Spark jobs that the block's own thread
+        starts. Before each step ``also`` is called, which may raise a ``PipelineError`` of its own. Raises what ``also``
+        or ``step`` raises.
         """
 
         def look() -> None:
@@ -223,11 +236,12 @@ class JobRun:
         return spark_steps(look, spark, f"replsite job {self.id}")
 
     def step(self) -> None:
-        """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` when the work is to end; looks once a second at most."""
+        """Raises ``JobCancelled``, ``JobInterrupted`` or ``JobLost`` if the work is to end. Checks at most once a second."""
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
+        # The lock first: without it another process may run the job, and what its row says is not for this run.
         if self._keeper.has_lost():
             raise JobLost(f"Job {self.id} has lost its lock, so another process may have begun it; this one leaves it.")
         by = Job.objects.using(self.using).values_list("cancel_asked_by", flat=True).get(pk=self.id)
@@ -237,15 +251,15 @@ class JobRun:
             raise JobInterrupted("Its process was told to end. What was done stays; the job is queued again.")
 
     def say(self, text: str) -> None:
-        """A line for whoever watches."""
+        """Writes a line to the job's stream."""
         self._progress.say(text)
 
     def note_before(self, figures: Mapping[str, Any]) -> None:
-        """Figures before the work; a job that goes on after it was killed keeps its first ones."""
+        """Stores figures from before the work. A job that goes on after it was killed keeps its first ones."""
         Job.objects.using(self.using).filter(pk=self.id, before__isnull=True).update(before=dict(figures))
 
     def note_after(self, figures: Mapping[str, Any]) -> None:
-        """The same figures after it."""
+        """Stores the same figures after the work."""
         show_progress(self.id, self.using, after=dict(figures))
 
     def _store(self, stage: str, done: int, total: int | None, rate: float | None) -> None:
@@ -264,11 +278,13 @@ def run_job(
     resume: bool = False,
     work: Work | None = None,
 ) -> Mapping[str, Any]:
-    """Run a job now, in this process; returns its summary. ``work``: in place of the kind's.
+    """Runs a job now, in this process. Returns its summary.
 
-    ``resume``: the newest that ended early with these arguments, if any.
+    ``using`` and ``stream`` default to the database of the streams and to standard error. With ``resume`` the newest job
+    that ended early with these arguments is continued, if there is one. ``work`` replaces the work of the kind.
 
-    Raises what ``check_arguments`` does; then ``JobCancelled`` and what the work raises, which the row tells as well.
+    Raises what ``check_arguments`` does, then ``JobCancelled``, ``JobLost`` and the errors of the work, which are also
+    stored in the row.
     """
     alias = using or stream_settings().database
     checked = check_arguments(name, arguments, alias)
@@ -276,21 +292,26 @@ def run_job(
         ended = resumable_job(lock, name, checked, alias) if resume else None
         job = ended or begin_job(lock, name, checked, alias)
         summary = carry_out(job, alias, stream or sys.stderr, work, Keeper(lock))
-        close_killed(lock, alias, kind=name, arguments=dict(checked))  # their work is done now
+        # This run has done the work of killed jobs with the same arguments, so none of them is to be resumed.
+        close_killed(lock, alias, kind=name, arguments=dict(checked))
         return summary
 
 
 def queue_job(
     name: str, arguments: Mapping[str, Any], by: str, using: str | None = None, *, confirmed_from: int | None = None
 ) -> Job:
-    """Leave a job for ``manage.py runjobs``; ``confirmed_from``: the dry run that it carries out, which no other job does.
+    """Queues a job for ``manage.py runjobs``, and notifies it when the caller's transaction commits.
 
-    Raises what ``check_arguments`` does, ``QueueFull``, and ``CarriedOut`` for a dry run that was confirmed before.
+    ``by`` is the user who asks. ``confirmed_from`` is the dry run that this job carries out; only one job may do that.
+
+    Raises what ``check_arguments`` does, ``UnusableArguments`` for arguments that are too long, ``QueueFull``, and
+    ``CarriedOut`` if the dry run was confirmed before.
     """
     alias = using or stream_settings().database
     checked = check_arguments(name, arguments, alias)
     if len(json.dumps(dict(checked))) > _MOST_OF_ARGUMENTS:
         raise UnusableArguments(f"The arguments are longer than {_MOST_OF_ARGUMENTS:,} characters of JSON.")
+    # Counted without a lock: callers that queue at the same time may exceed the limit by a few jobs.
     if Job.objects.using(alias).filter(state=JobState.QUEUED).count() >= MOST_QUEUED:
         raise QueueFull(f"{MOST_QUEUED:,} jobs wait already. Let manage.py runjobs work, or cancel some of them.")
     with transaction.atomic(using=alias):
@@ -301,7 +322,7 @@ def queue_job(
 
 
 def _queued(job: Job, using: str) -> Job:
-    """The row of a job that waits."""
+    """Inserts the row of a queued job. Raises ``UnusableArguments`` and ``CarriedOut``."""
     job.state, job.queued_at = JobState.QUEUED, Now()
     try:
         with storable_arguments(), transaction.atomic(using=using):
@@ -319,9 +340,10 @@ def _work(run: JobRun) -> Mapping[str, Any]:
 def carry_out(
     job: Job, using: str, stream: TextIO, work: Work | None = None, keeper: Keeper | None = None
 ) -> Mapping[str, Any]:
-    """Do the work of a job whose lock this process holds (its kind's, if not told), and write into its row how it ended.
+    """Does the work of a job whose lock this process holds, and writes into its row how it ended. Returns the summary.
 
-    A run that lost its lock writes nothing: the row is the next one's.
+    ``work`` replaces the work of the kind. Raises the errors of the work, and ``JobLost`` if another process has begun
+    the job meanwhile. A run that lost its lock writes nothing, because the row belongs to the next run.
     """
     keeper = keeper or Keeper()
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
@@ -347,30 +369,33 @@ def carry_out(
 
 
 def _put_back(job: Job, using: str) -> None:
-    """Queue a job again that did not fail; being told to end is no attempt."""
+    """Queues an interrupted job again. The run does not count as an attempt, because the job did not fail."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         end_run(job, using, state=JobState.QUEUED, stage="", attempts=F("attempts") - 1)
         cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job.pk)])
 
 
 def _fail(job: Job, using: str, error: BaseException, keeper: Keeper) -> None:
-    """The job ended early. One of the queue whose lock went, as when the database was started anew, is left to be begun again."""
+    """Marks a job as failed. A queued job whose lock is gone, as after a restart of the database, is left to be begun again."""
     why = masked(str(error)) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():
         log.error("job.failed", job=job.pk, kind=job.kind, error=why)
         end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
         return
     log.error("job.lost", job=job.pk, kind=job.kind, error=why)
-    connections[using].close()  # it may be as dead as the lock's
+    connections[using].close()  # what ended the lock's connection may have ended this one
+    # A queued job is not marked: its row stays ``running`` without a lock, so ``requeue_killed`` queues it again.
     if job.queued_at is None:
-        with suppress(DatabaseError, InterfaceError):  # away; the row then tells of a killed job, which is true as well
+        with suppress(DatabaseError, InterfaceError):  # without the database the row stays that of a killed job
             end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
 
 
 def take_over(lock: JobLock, job: int, using: str) -> Job | None:
-    """Make a queued job this process's own and running; null when another has it."""
+    """Takes the lock of a queued job and marks it as running here. Returns null if another has it or it waits no more."""
     if not lock.take(job):
         return None
+    # A lists the job, B takes it, runs it and releases the lock, A takes the lock. The state, read under the lock, shows A that
+    # the job is done.
     queued = Job.objects.using(using).filter(pk=job, state=JobState.QUEUED)
     if not queued.update(started_at=Now(), attempts=F("attempts") + 1, **at_work_here()):
         lock.give_back(job)

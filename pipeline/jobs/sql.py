@@ -1,6 +1,6 @@
-"""SQL about the rows of jobs that others put into queries of theirs (pure).
+"""SQL on the rows of jobs for queries of other packages (pure).
 
-The table is only there where ``pipeline`` is installed.
+The table exists only where ``pipeline`` is installed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from streams.db.schema_mark import marked_lock
 
 __all__ = ["KILLED_JOBS"]
 
-#: Running jobs whose lock nobody holds. A lock's key is shown in two halves.
+#: Running jobs whose lock no session holds. ``pg_locks`` shows the 64-bit key of an advisory lock in two halves, ``classid`` and
+#: ``objid``; ``objsubid`` 1 says that it is one such key and not a pair of keys.
 KILLED_JOBS = f"""
 SELECT id FROM pipeline_job job WHERE state = 'running' AND NOT EXISTS (
     SELECT FROM pg_locks held

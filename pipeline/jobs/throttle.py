@@ -1,4 +1,4 @@
-"""Maintenance that leaves the database to others most of the time: less than half of a core is what it takes."""
+"""Throttles maintenance, so that it takes less than half of a core and leaves the database to other work most of the time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ Step = TypeVar("Step")
 
 
 def resting(steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps, each followed by a rest that is longer than itself."""
+    """Yields the steps, and rests after each for 1.15 times the time that it took, 1.5 seconds at most.
+
+    A step's time includes the caller's work on it.
+    """
     began = time.monotonic()
     for step in steps:
-        yield step
+        yield step  # the caller works on the step here, within its time
         time.sleep(min(_REST * (time.monotonic() - began), _LONGEST_REST))
         began = time.monotonic()

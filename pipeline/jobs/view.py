@@ -1,4 +1,4 @@
-"""Jobs as people see them: in the terminal and in the admin, with the same words."""
+"""Jobs as a person sees them, with the same words in the terminal and in the admin."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from streams.runtime.text import printable
 
 __all__ = ["Figure", "JobView", "figures_of", "job_view", "job_views", "progress_text", "view_of"]
 
-#: What is at work comes first, then what waits, then the newest.
+#: The order of a list by state: running jobs, waiting jobs, and all others.
 _FIRST = {JobState.RUNNING: 0, JobState.QUEUED: 1}
 KILLED = "killed"
 _MOST_FIGURES = 200
@@ -25,49 +25,49 @@ _LONGEST_FIGURE = 200
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job at ``as_of``, which is the database's time."""
+    """One job at the time ``as_of`` of the database."""
 
     job: Job
     as_of: datetime
     is_killed: bool = False
-    """Whether its row calls it running, and no process works on it."""
+    """True if the state is ``running`` and no process works on the job."""
 
     @property
     def word(self) -> str:
-        """Its state; ``killed`` for one that was."""
+        """The state, or ``killed``."""
         return KILLED if self.is_killed else self.job.state
 
     @property
     def progress(self) -> str:
-        """Stage, rate and time left."""
+        """Stage, amount done, rate and time left."""
         return progress_text(self.job)
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, or has taken so far."""
+        """The seconds that the job took, or has taken so far. Null if it has not begun."""
         if self.job.started_at is None:
             return None
         return ((self.job.finished_at or self.as_of) - self.job.started_at).total_seconds()
 
     @property
     def took(self) -> str:
-        """The same as hours, minutes and seconds."""
+        """The same as hours, minutes and seconds; empty if the job has not begun."""
         return str(timedelta(seconds=round(self.seconds))) if self.seconds is not None else ""
 
     @property
     def figures(self) -> list[Figure]:
-        """Before and after, side by side."""
+        """The figures before and after the work, side by side."""
         return figures_of(self.job.before, self.job.after)
 
     def cells(self) -> list[str]:
-        """Job, kind, state, progress, asked by, began, took: one line of a terminal."""
+        """Returns one line of a terminal's table: job, kind, state, progress, user, begin, duration."""
         job = self.job
         began = job.started_at.strftime("%Y-%m-%d %H:%M:%S") if job.started_at else ""
         told = printable(job.kind), self.word, self.progress, printable(job.asked_by)
         return [str(job.pk), *told, began, self.took]
 
     def as_json(self) -> dict[str, Any]:
-        """For scripts: times in ISO form."""
+        """Returns the job as JSON for scripts, with times in ISO form."""
         job = self.job
         times = {"queued_at": job.queued_at, "began_at": job.started_at, "ended_at": job.finished_at}
         return {
@@ -80,7 +80,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a job counted before its work and after it, as text; ``change`` for numbers that are there twice."""
+    """One figure of a job as text, before and after its work. ``change`` is empty unless both are numbers."""
 
     name: str
     before: str
@@ -89,14 +89,14 @@ class Figure:
 
 
 def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
-    """Figures side by side, those of before first; at most 200."""
+    """Returns a figure for each name in ``before`` or ``after``, the names of ``before`` first, 200 figures at most."""
     old, new = (_named(found) for found in (before, after))
     names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
     return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
 
 
 def _named(found: Any) -> Mapping[str, Any]:
-    """JSON of another service's row may be anything."""
+    """Returns stored figures as a mapping. Another service may have written any JSON into the row."""
     if found is None or isinstance(found, Mapping):
         return found or {}
     return {"figures": found}
@@ -128,7 +128,7 @@ def _figure_text(value: Any) -> str:
 
 
 def job_view(job: int, using: str) -> JobView:
-    """One job; raises ``UnknownJob``."""
+    """Returns one job. Raises ``UnknownJob``."""
     row = Job.objects.using(using).filter(pk=job).first()
     if row is None:
         raise UnknownJob(f"There is no job {job}. manage.py jobs lists them.")
@@ -136,21 +136,22 @@ def job_view(job: int, using: str) -> JobView:
 
 
 def job_views(limit: int, using: str) -> list[JobView]:
-    """The newest jobs, those at work first."""
+    """Returns the newest ``limit`` jobs: those that run first, then those that wait, then the others."""
     killed = killed_jobs(using)
     rows = list(Job.objects.using(using).order_by("-pk")[:limit])
+    # The sort is stable, so jobs with the same place stay newest first.
     rows.sort(key=lambda job: _FIRST.get(JobState(job.state), 2))
     as_of = database_now(using)
     return [view_of(job, as_of, killed) for job in rows]
 
 
 def view_of(job: Job, as_of: datetime, killed: Collection[int] = ()) -> JobView:
-    """A row as people see it at ``as_of``, which is the database's time."""
+    """Returns a job as a person sees it. ``as_of`` is the database's time; ``killed`` are the jobs that no process works on."""
     return JobView(job, as_of, job.pk in killed and job.state == JobState.RUNNING)
 
 
 def progress_text(job: Job) -> str:
-    """Stage, done of total, rate and time left; empty where nothing is known."""
+    """Returns stage, amount done, total, rate and time left. Empty if the job waits or nothing is known."""
     if job.state == JobState.QUEUED or not (job.stage or job.done):
         return ""
     text = f"{job.stage}: {job.done:,}" if job.stage else f"{job.done:,}"

@@ -1,6 +1,6 @@
-"""``compress_state`` as a job: the state groups of some rooms, or of all, rewritten to fewer rows.
+"""``compress_state`` as a job: rewrites the state groups of some rooms, or of all, to fewer rows.
 
-The work is done in ``events.maintenance.group_compaction``, room by room; after each transaction the job rests
+The work is done room by room in ``events.maintenance.group_compaction``. After each transaction the job rests
 (``pipeline.jobs.throttle``). A room that would not become smaller is left as it is.
 """
 
@@ -23,12 +23,12 @@ from state.groups.compaction import WrittenRows
 __all__ = ["CompressStateKind"]
 
 _LEAST_SAVING = 5.0
-"""Percent of its rows that a room has to save, unless told otherwise: events are rewritten for it."""
+"""The default of the least share of its rows, in percent, that a room must save. Compressing it rewrites rows of events."""
 _MOST_LISTED = 100
 
 
 class CompressStateKind(JobKind):
-    """Rewrites state groups."""
+    """The kind of job that rewrites state groups to fewer rows."""
 
     name = "compress state"
     help = (
@@ -47,11 +47,11 @@ class CompressStateKind(JobKind):
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """What rooms would save."""
+        """Returns the summary with the rows that the rooms would save."""
         return _Rooms(run).compress()
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Room by room; the summary has rows before and after, of the rooms that shrank."""
+        """Rewrites room by room. The summary has the rows before and after, of the rooms that shrank."""
         return _Rooms(run).compress()
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
@@ -66,7 +66,10 @@ class CompressStateKind(JobKind):
         yield from summary["failed"].values()
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Rooms that are not here, and such as were left."""
+        """Raises ``UnusableArguments`` for named rooms that do not exist.
+
+        Raises ``PipelineError`` for rooms that failed or were busy.
+        """
         if summary["unknown"] and arguments["rooms"]:
             raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
         if left := len(summary["failed"]) + len(summary["busy"]):
@@ -74,7 +77,7 @@ class CompressStateKind(JobKind):
 
 
 class _Rooms:
-    """One run over some rooms, dry or not."""
+    """One run over some rooms, dry or not, with its counts."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
@@ -85,7 +88,10 @@ class _Rooms:
         self._busy: list[str] = []
 
     def compress(self) -> Mapping[str, Any]:
-        """Every room."""
+        """Compresses each room and returns the summary.
+
+        A single room reports progress in events, several in rooms.
+        """
         told = self._run.arguments
         rooms = rooms_with_groups(self._run.using) if told["rooms"] is None else list(dict.fromkeys(told["rooms"]))
         if len(rooms) == 1:
@@ -126,7 +132,7 @@ class _Rooms:
                 self._note(work, work.foreseen, work.events)
             else:
                 with only_purge(room_id, using):
-                    work.plan()  # again: a purge may have ended meanwhile
+                    work.plan()  # planned again under the lock: a purge may have ended since the first plan
                     if not self._is_worth_it(work):
                         self._skipped += 1
                         return
@@ -154,7 +160,7 @@ class _Rooms:
             with self._run.stage("events", work.events, "events") as count:
                 for moved in resting(work.carry_out()):
                     count.add(moved - count())
-        except (JobCancelled, CompressionWentWrong):
+        except (JobCancelled, CompressionWentWrong):  # new groups that no event has yet are deleted
             for _ in work.clean_up():
                 pass
             raise

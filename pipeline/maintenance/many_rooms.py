@@ -1,8 +1,8 @@
-"""Rooms checked and mended, few in this process, many on Spark: the answers room by room (driver, with Django).
+"""Checks and repairs many rooms, in this process or on Spark, and yields an answer for each (driver, with Django).
 
-Handfuls of rooms of about equal size go to Spark as jobs of one task each, as many at a time as it has cores, the largest rooms
-first. So answers come while others are worked at, only some are held at a time, and the work ends between two of them when it
-is to.
+On Spark, packs of rooms with about the same number of events are jobs of one task each. As many run at a time as there are
+cores, the largest rooms first. So answers arrive while other rooms are still checked, few answers are in memory at a time,
+and a cancelled job ends between two of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS_IN_PROCESS", "ManyRooms", "SizedRoom", "pack", "tell_mended"]
 
 EVENTS_IN_PROCESS = 50_000
-"""Up to so many events are not worth starting Spark, which takes as long as they do."""
+"""The most events that are checked without Spark: starting Spark takes as long as checking them."""
 _ROOMS_AT_ONCE = 100_000
 _EVENTS_PER_TASK = 20_000
 _ROOMS_PER_TASK = 500
@@ -55,14 +55,17 @@ DELETE FROM pipeline_mendedroom WHERE id IN (
 
 @dataclass(frozen=True, slots=True)
 class SizedRoom:
-    """A room, and how many events it has."""
+    """A room with its number of events."""
 
     room_id: str
     events: int
 
 
 def pack(rooms: Sequence[SizedRoom], events: int = _EVENTS_PER_TASK) -> Iterator[list[SizedRoom]]:
-    """Rooms in tasks of about equal size, the largest first, so that no large room is left for the end."""
+    """Yields packs of at most 500 rooms and ``events`` events each. A room with more events is a pack of its own.
+
+    The largest rooms come first, so that none of them is left for the end, when it would run alone.
+    """
     found: list[SizedRoom] = []
     size = 0
     for room in sorted(rooms, key=lambda room: -room.events):
@@ -76,16 +79,21 @@ def pack(rooms: Sequence[SizedRoom], events: int = _EVENTS_PER_TASK) -> Iterator
 
 
 def tell_mended(using: str) -> int:
-    """Tell every process which rooms executors mended, and forget the rows; returns how many. Nothing is told twice, or lost."""
+    """Notifies every process of the rooms that executors repaired, and deletes the rows that record them. Returns how many.
+
+    Each row is handled exactly once, by any of the processes that call this at a time.
+    """
     told = 0
     while True:
+        # Rows are deleted in the transaction that appends the facts: a process that is killed leaves both or neither. Another
+        # process that does the same at this time skips the locked rows.
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             cursor.execute(_TAKE_MENDED, [_TOLD_AT_ONCE])
             found = cursor.fetchall()
             for room_id, user_ids in found:
                 invalidate_room_state(room_id, user_ids)
             if found:
-                tell_of_restored()
+                tell_of_restored()  # last: readers of the stream wait for the position until the transaction ends
         told += len(found)
         if not found:
             break
@@ -95,9 +103,10 @@ def tell_mended(using: str) -> int:
 
 
 class ManyRooms:
-    """One run over the named rooms, or over all, in the order of their IDs or of their sizes.
+    """One run over the named rooms, or over all rooms.
 
-    ``master`` null: Spark is taken when there are more events than ``EVENTS_IN_PROCESS``, and only if there is Java.
+    Rooms are checked in the given order, or in that of their IDs; on Spark, the largest first. If ``master`` is null,
+    Spark is used only if there are at least two rooms, more than ``EVENTS_IN_PROCESS`` events, and Java.
     """
 
     def __init__(self, run: JobRun, subject: str, *, mend: bool, master: str | None = None) -> None:
@@ -106,13 +115,18 @@ class ManyRooms:
         self._mend = mend
         self._master = master
         self.progress = RoomProgress(run.id, run.using)
-        """What an earlier run of the job has done, which is left out, and what this one has: the caller adds each room."""
+        """The rooms that earlier runs of the job have done, which are left out. The caller adds each room of this run."""
 
     def answers(self, stage: str, rooms: Sequence[str] | None) -> Iterator[RoomAnswer]:
-        """What was found of each room; counts events as done once the caller comes back for the next answer."""
-        tell_mended(self._run.using)  # what a killed run left
+        """Yields the answer for each room that no earlier run of the job has done. ``rooms`` null means all rooms.
+
+        The events of rooms count as done when the caller asks for the answer after theirs. The caller adds each room to
+        ``progress``.
+        """
+        tell_mended(self._run.using)  # rooms that a killed run repaired without notifying
         parts = self._parts(rooms)
         first = next(parts, [])
+        # The total is known if all rooms are in the first part.
         total = sum(room.events for room in self._left(first)) if len(first) < _ROOMS_AT_ONCE else None
         with self._workers(self._left(first)) as spark, self._run.stage(stage, total, "events") as count:
             part: list[SizedRoom] | None = first
@@ -121,6 +135,7 @@ class ManyRooms:
                 for done, answers in self._on_spark(spark, left) if spark is not None else self._in_process(left):
                     yield from answers
                     count.add(done)
+                # Of the last part of all rooms nothing needs to be stored: the job is done after it.
                 if rooms is None and len(part) == _ROOMS_AT_ONCE:
                     self.progress.all_done(part[-1].room_id)
                 part = next(parts, None)
@@ -130,7 +145,10 @@ class ManyRooms:
 
     @contextmanager
     def _workers(self, rooms: Sequence[SizedRoom]) -> Iterator[SparkSession | None]:
-        """A session where one is worth it."""
+        """Gives the block a Spark session, or null if the rooms are to be checked in this process.
+
+        Without Java the rooms are checked here, unless a master was named; then ``JavaMissing`` is raised.
+        """
         events = sum(room.events for room in rooms)
         if self._master is None and (len(rooms) < 2 or events <= EVENTS_IN_PROCESS):
             yield None
@@ -146,7 +164,7 @@ class ManyRooms:
             yield spark
 
     def _parts(self, rooms: Sequence[str] | None) -> Iterator[list[SizedRoom]]:
-        """The rooms with their sizes, very many at a time; null: all."""
+        """Yields the rooms with their sizes, 100,000 at a time. ``rooms`` null means all, in the order of their IDs."""
         connection = connections[self._run.using]
         names = None if rooms is None else list(dict.fromkeys(rooms))
         last, start = self.progress.through, 0
@@ -174,6 +192,7 @@ class ManyRooms:
         try:
             while tasks.begin():
                 for done, answers in tasks.ended():
+                    # A room in which nothing was repaired has the same report twice; pickle keeps that.
                     if any(found.before is not found.after for found in answers):
                         tell_mended(self._run.using)
                     yield done, answers
@@ -183,7 +202,7 @@ class ManyRooms:
 
 
 class _Tasks:
-    """Handfuls of rooms at work on Spark, each as a job of one task that a thread waits for."""
+    """The packs of rooms at work on Spark. Each is a Spark job of one task, and a thread waits for it."""
 
     def __init__(self, spark: SparkSession, group: str, work: RoomsWork, packs: Iterator[list[SizedRoom]]) -> None:
         self._spark, self._group, self._work, self._packs = spark, group, work, packs
@@ -192,7 +211,8 @@ class _Tasks:
         self._waiting: dict[Future[list[RoomAnswer]], int] = {}
 
     def begin(self) -> bool:
-        """Give out as many as are worked at, and as many again; false when all are done."""
+        """Submits packs until twice as many are waiting as run at a time. Returns false if none are left."""
+        # Besides the packs at work as many are queued in the pool. So no core is idle while the caller handles answers.
         for packed in itertools.islice(self._packs, 2 * self._most - len(self._waiting)):
             ids = [room.room_id for room in packed]
             future = self._pool.submit(_ask, self._spark, self._group, self._work, ids)
@@ -200,12 +220,12 @@ class _Tasks:
         return bool(self._waiting)
 
     def ended(self) -> Iterator[tuple[int, list[RoomAnswer]]]:
-        """The events and answers of those that ended within a second."""
+        """Waits up to a second for a pack to end. Yields the number of events and the answers of each that has ended."""
         for future in wait(self._waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
             yield self._waiting.pop(future), future.result()
 
     def close(self) -> None:
-        """Nothing is left to do, or the work is to end."""
+        """Cancels the packs that have not ended, if any, and waits for the threads."""
         for future in self._waiting:
             future.cancel()
         self._spark.sparkContext.cancelJobGroup(self._group)
@@ -213,7 +233,7 @@ class _Tasks:
 
 
 def _ask(spark: SparkSession, group: str, work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
-    """In a thread: one task, and its answers."""
+    """Runs one task and returns its answers. Called in a thread. Raises ``SparkFailed``."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
     from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -222,6 +242,6 @@ def _ask(spark: SparkSession, group: str, work: RoomsWork, room_ids: Sequence[st
     try:
         tasks = context.parallelize([list(room_ids)], 1)
         answers: list[Any] = tasks.map(lambda rooms: on_executors.resync_rooms(work, rooms)).collect()
-    except (PySparkException, Py4JError) as error:  # its text needs the JVM, which may be gone when somebody prints it
+    except (PySparkException, Py4JError) as error:  # the text is read now: that needs the JVM, which may be gone later
         raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
     return list(answers[0])

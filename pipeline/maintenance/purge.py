@@ -1,7 +1,8 @@
-"""``purge history``, ``purge orphans`` and ``purge retention`` as jobs (``pipeline.maintenance.subjects`` has the commands).
+"""``purge history``, ``purge orphans`` and ``purge retention`` as jobs.
 
-The work is done in ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``; here it is a row with progress and
-figures before and after. After each transaction the job rests longer than that took (``pipeline.jobs.throttle``).
+The work is done in ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``. This module runs it as a job,
+with progress and with figures before and after. After each transaction the job rests longer than the transaction took
+(``pipeline.jobs.throttle``). The commands are in ``pipeline.maintenance.subjects``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ __all__ = ["PurgeHistoryKind", "PurgeOrphansKind", "PurgeRetentionKind", "purge_
 
 
 class PurgeHistoryKind(JobKind):
-    """Purges a room's history below an event, a time or a token."""
+    """The kind of job that purges a room's history below an event, a time or a token."""
 
     name = "purge history"
     help = "Delete a room's messages below an event, a time or a token, and the state groups that nothing needs then."
@@ -53,20 +54,23 @@ class PurgeHistoryKind(JobKind):
     )
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """One cut, and options of an archive with one only."""
+        """Raises ``UnusableArguments`` unless exactly one of event, time and token is given.
+
+        The same for options of the archive without its folder.
+        """
         check_cut(checked)
         check_archive(checked)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """The room and the cut are here."""
+        """Raises ``UnknownRoom``, ``UnknownEvent`` or ``BadToken`` if the room or the cut is not in the database."""
         depth_of_cut(arguments, using)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """What would go."""
+        """Returns the summary with what would be deleted."""
         return self._purge(run, _foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Events first, then state groups."""
+        """Writes the archive if asked, then deletes events, then the state groups that nothing needs any more."""
         return self._purge(run, _carry_out)
 
     def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:
@@ -101,7 +105,7 @@ class PurgeHistoryKind(JobKind):
 
 
 def table_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """What a purge of a room did, its archive and its tables."""
+    """Yields the lines on a purge of one room: the sentence, the archive, and the rows of each table before and after."""
     yield f"{printable(summary['room_id'])}: {summary['words']}"
     if "archive" in summary:
         yield f"archived in {summary['archive']['folder']}: {summary['archive']['events']} events"
@@ -119,7 +123,7 @@ def _verb(summary: Mapping[str, Any]) -> str:
 
 
 Outcome = tuple[HistoryPurged, GroupsPurged, Mapping[str, int], dict[str, Any]]
-"""Events, state groups, figures afterwards, and the facts of the archive."""
+"""The events purged, the state groups purged, the figures afterwards, and the archive's part of the summary."""
 Purge = Callable[[JobRun, PurgeRequest, Mapping[str, int]], Outcome]
 
 
@@ -133,8 +137,9 @@ def _carry_out(
     run: JobRun, request: PurgeRequest, before: Mapping[str, int], *, archives_nothing: bool = True
 ) -> Outcome:
     events, archived = HistoryPurged(), dict[str, Any]()
-    to_purge = count_purged(request)  # a purge that is refused writes no archive
+    to_purge = count_purged(request)  # before the archive: if the purge is refused, none is written
     if run.arguments["archive"] is not None and (to_purge or archives_nothing):
+        # The request is limited to the archived positions, so the count is made again: events may have arrived meanwhile.
         request, archived = archive_first(run, request)
         to_purge = count_purged(request)
     with run.stage("events", to_purge, "events") as count:
@@ -145,7 +150,7 @@ def _carry_out(
 
 
 def purge_groups(run: JobRun, room_ids: Iterable[str]) -> GroupsPurged:
-    """Delete the state groups of rooms that nothing needs."""
+    """Deletes the state groups of these rooms that nothing needs. Returns the totals."""
     total = GroupsPurged()
     for room_id in room_ids:
         purge = GroupPurge(room_id, run.using, plan_groups(room_id, run.using))
@@ -173,7 +178,7 @@ def _groups_after(before: Mapping[str, int], groups: GroupsPurged) -> dict[str, 
 
 
 class PurgeOrphansKind(JobKind):
-    """Deletes state groups that nothing needs."""
+    """The kind of job that deletes state groups that nothing needs."""
 
     name = "purge orphans"
     help = "Delete the state groups that no event needs, of one room or of all; never stores more rows than before."
@@ -187,7 +192,7 @@ class PurgeOrphansKind(JobKind):
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """What would go."""
+        """Returns the summary with what would be deleted."""
 
         def foresee(room_id: str) -> GroupsPurged:
             return GroupPurge(room_id, run.using, plan_groups(room_id, run.using)).foresee()
@@ -195,10 +200,11 @@ class PurgeOrphansKind(JobKind):
         return self._purge(run, foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Room by room."""
+        """Deletes room by room. A room that is being purged already is left out and listed as busy."""
 
         def purge(room_id: str) -> GroupsPurged:
-            with only_purge(room_id, run.using):  # an archive that is going back in has groups that no event has yet
+            # Restoring an archive takes the same lock: it inserts groups first and their events later.
+            with only_purge(room_id, run.using):
                 return purge_groups(run, [room_id])
 
         return self._purge(run, purge)
@@ -233,22 +239,22 @@ class PurgeOrphansKind(JobKind):
 
 
 class PurgeRetentionKind(JobKind):
-    """Purges what rooms have kept for long enough."""
+    """The kind of job that purges the messages that rooms have kept for long enough."""
 
     name = "purge retention"
     help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
     arguments = (*ARCHIVE, dry_run("only say how much would be deleted"), JSON)
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Options of an archive with one only."""
+        """Raises ``UnusableArguments`` if options of the archive are given without its folder."""
         check_archive(checked)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """What would go."""
+        """Returns the summary with what would be deleted."""
         return self._purge(run, _foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Room by room; one that is being purged already is left for the next time."""
+        """Purges room by room. A room that is being purged already is left for the next run and listed as busy."""
         return self._purge(run, partial(_carry_out, archives_nothing=False))
 
     def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:

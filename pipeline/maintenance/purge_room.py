@@ -1,4 +1,7 @@
-"""``purge room`` as a job: a room is deleted whole, after an archive of it if one is wanted (``events.maintenance`` does it)."""
+"""``purge room`` as a job: deletes a whole room, after writing an archive of it if asked.
+
+The deletion itself is done by ``events.maintenance.purge_room``.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _BLOCKING = OneOf()
 
 
 class PurgeRoomKind(JobKind):
-    """Deletes a room whole."""
+    """The kind of job that deletes a whole room."""
 
     name = "purge room"
     help = "Delete a room whole, from every table; refused while users of this server are joined, unless by force."
@@ -47,15 +50,15 @@ class PurgeRoomKind(JobKind):
     )  # fmt: skip
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Options of an archive with one only."""
+        """Raises ``UnusableArguments`` if options of the archive are given without its folder."""
         check_archive(checked)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """What would go."""
+        """Returns the summary with the rows that would be deleted."""
         return self._purge(run, lambda _run, _purge: {})
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """The archive, then the room."""
+        """Writes the archive if asked, then deletes the room."""
         return self._purge(run, self._carry_out)
 
     def _purge(self, run: JobRun, carry_out: Callable[[JobRun, RoomPurge], dict[str, Any]]) -> Mapping[str, Any]:

@@ -1,8 +1,7 @@
-"""``resync WHAT`` as a job: what is stored beside what it should be, mended room by room while writers run.
+"""``resync WHAT`` as a job: compares what is stored with what it should be, and repairs it room by room beside live writers.
 
-Each room is a transaction of its own under its lock, and only if it differs; the work is done in
-``events.integrity.room_mending``, here or on Spark (``pipeline.maintenance.many_rooms``). What cannot be recomputed is told and
-left.
+Each room that differs is repaired in a transaction of its own, under the room's lock. ``events.integrity.room_mending`` does
+the work, here or on Spark (``pipeline.maintenance.many_rooms``). Values that cannot be recomputed are reported and left.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ __all__ = ["MASTER", "OF_ROOMS", "WHAT", "ResyncKind", "compare_rooms", "resync_
 
 WHAT = (*SUBJECTS, EVERYTHING, "positions", "caches", "feeds")
 OF_ROOMS = (*SUBJECTS, EVERYTHING)
-"""Subjects that are compared room by room, on Spark when there is much to do."""
+"""The subjects that are compared room by room, on Spark if there are many events."""
 _MOST_LISTED = 100
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 
@@ -55,7 +54,7 @@ MASTER = Argument(
 
 
 class ResyncKind(JobKind):
-    """Compares and mends one subject, of some rooms or of all."""
+    """The kind of job that compares and repairs one subject, of some rooms or of all."""
 
     name = "resync"
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
@@ -72,7 +71,7 @@ class ResyncKind(JobKind):
     )
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Rooms and a master for those subjects that have them."""
+        """Raises ``UnusableArguments`` for rooms or a Spark master that the subject does not take."""
         what = checked["what"]
         if what == "positions" and checked["rooms"]:
             raise UnusableArguments("Positions are of streams: name no rooms.")
@@ -80,11 +79,11 @@ class ResyncKind(JobKind):
             raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Compares only."""
+        """Compares only. ``run`` repairs nothing when the argument ``dry_run`` is set."""
         return self.run(run)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """The summary has totals before and after, and the first differences."""
+        """Compares and repairs. The summary has the totals before and after, and the first differences."""
         what = run.arguments["what"]
         if what in OF_ROOMS:
             return compare_rooms(run)
@@ -105,7 +104,7 @@ class ResyncKind(JobKind):
             yield f"resync {summary['what']}: nothing differs"
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Rooms that are not here, and what still differs."""
+        """Raises ``UnusableArguments`` for rooms that do not exist, and ``PipelineError`` if differences are left."""
         if summary.get("unknown"):
             raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
         if summary["left"]:
@@ -113,12 +112,15 @@ class ResyncKind(JobKind):
 
 
 def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _answer: None) -> Mapping[str, Any]:
-    """Compare the rooms that the job's arguments name, and mend them if these say so; ``tell`` hears of each."""
+    """Compares the rooms that the job's arguments name, and repairs them unless the job is a dry run. Returns the summary.
+
+    ``tell`` is called with the answer for each room.
+    """
     return _Rooms(run, tell).mend()
 
 
 class _Rooms:
-    """The subjects that are compared room by room."""
+    """One run over the subjects that are compared room by room, with its counts."""
 
     def __init__(self, run: JobRun, tell: Callable[[RoomAnswer], object]) -> None:
         self._run = run
@@ -131,14 +133,14 @@ class _Rooms:
         self._rooms = self._events = self._wrong = 0
 
     def mend(self) -> Mapping[str, Any]:
-        """All rooms that were asked for."""
+        """Goes through the rooms and returns the summary."""
         told = self._run.arguments
         many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
         self._go_on(many.progress)
         for answer in many.answers(f"resync {told['what']}", told["rooms"]):
             self._note(answer)
             self._tell(answer)
-            many.progress.add(answer.room_id)
+            many.progress.add(answer.room_id)  # last: it may store the counts, which must include this room
         many.progress.forget()
         self._run.note_before(dict(self._before))
         self._run.note_after(dict(self._after))
@@ -157,7 +159,7 @@ class _Rooms:
         }
 
     def _go_on(self, progress: RoomProgress) -> None:
-        """With what the run that was killed has counted."""
+        """Restores the counts of the run that was killed, if there was one, and has them stored with the progress from now on."""
         progress.counts_by(self._counted)
         if (counted := progress.counted) is not None:
             self._before, self._after = Counter(counted["before"]), Counter(counted["after"])
@@ -190,9 +192,10 @@ class _Rooms:
 
 
 def resync_caches(room_id: str, using: str) -> bool:
-    """Let every process drop what it keeps of a room; false where there is no such room."""
+    """Makes every process drop what it keeps of a room. Returns false if there is no such room."""
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
+            # Every write to a room takes this lock first, so the members that are read below do not change meanwhile.
             cursor.execute(_LOCK, [room_id])
         if not Room.objects.using(using).filter(pk=room_id).update(content_generation=F("content_generation") + 1):
             return False
@@ -231,7 +234,7 @@ def _feeds(run: JobRun) -> Mapping[str, Any]:
 
 
 def _positions(run: JobRun) -> Mapping[str, Any]:
-    """Sequences behind tables or stored positions move forward."""
+    """Moves sequences forward that are behind their tables or stored positions."""
     with (
         closing(driver.direct_connection(run.using, application_name="replsite resync")) as connection,
         run.stage("resync positions", None, "streams") as count,

@@ -1,8 +1,11 @@
-"""Rooms checked and mended, on executors (no Django): the same functions that a process of the site calls for one room.
+"""Checks and repairs rooms on Spark executors, with the functions that a process of the site uses for one room (no Django).
 
-A room is compared in one view of the database, and mended in a transaction of its own under the room's lock; a task holds one
-room at a time. Executors append no facts: what has to be told to other processes is written down in that transaction
-(``resync_models.MendedRoom``), so it is not lost when a task, or the whole job, is killed.
+A room is compared in one snapshot of the database. It is repaired in a transaction of its own, under the room's lock. A task
+holds one room at a time.
+
+Executors append no facts. A room whose caches other processes must drop is recorded in the transaction of its repair
+(``pipeline.models.MendedRoom``). So the notification is not lost if the task, or the whole job, is killed. The driver sends
+it later (``pipeline.maintenance.many_rooms``).
 """
 
 from __future__ import annotations
@@ -22,14 +25,14 @@ from streams.runtime.gc_pause import collector_paused, keep_for_good
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
 _ONE_VIEW = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-#: There are as many tasks as cores, so a query that takes two cores only takes longer.
+#: No parallel workers: there are as many tasks as cores, so a second core for one query is taken from another task.
 _ALONE = "SET max_parallel_workers_per_gather = 0"
 _TO_TELL = "INSERT INTO pipeline_mendedroom (room_id, user_ids) VALUES (%s, %s::text[])"
 
 
 @dataclass(frozen=True, slots=True)
 class RoomsWork:
-    """What a task needs; the same for all tasks of a job."""
+    """The arguments of a task, the same for all tasks of a job."""
 
     dsn: str
     subject: str
@@ -38,7 +41,10 @@ class RoomsWork:
 
 @dataclass(frozen=True, slots=True)
 class RoomAnswer:
-    """What was found of a room before and after; null: there is no such room."""
+    """The reports on a room before and after its repair. A report is null if there was no such room.
+
+    If an executor wrote nothing, ``after`` is the same object as ``before``, or a copy with a doubt added.
+    """
 
     room_id: str
     before: RoomReport | None
@@ -46,7 +52,10 @@ class RoomAnswer:
 
 
 def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
-    """Check these rooms, and mend those that differ if that is asked for; safe to be repeated."""
+    """Checks these rooms and, if ``work.mend`` is true, repairs those that differ. May be repeated.
+
+    Returns an answer for each room, in the given order.
+    """
     connection = psycopg2.connect(work.dsn, application_name="replsite spark resync", connect_timeout=10)
     try:
         with connection, connection.cursor() as cursor:
@@ -59,7 +68,7 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
 
 
 def _resync(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
-    with collector_paused():  # what is made of a room is alive until the room is done
+    with collector_paused():  # all objects of a room live until it is done, so a collection would find nothing
         return _looked_at(connection, work, room_id)
 
 
@@ -69,11 +78,12 @@ def _looked_at(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
         report = None if found is None else found.report
         return RoomAnswer(room_id, report, report)
     try:
-        with connection, connection.cursor() as cursor:  # a transaction
+        # One transaction: if the task is killed, the repair and the record of it are both stored, or neither.
+        with connection, connection.cursor() as cursor:
             mended = mend_room(cursor, room_id, work.subject, found)
             if mended is not None and mended.moved is not None:
                 cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
-    except RangesDisagree as error:
+    except RangesDisagree as error:  # the transaction was rolled back
         return RoomAnswer(room_id, found.report, left_as_it_is(found.report, error))
     before, found = None if mended is None else mended.before, _look(connection, room_id)
     return RoomAnswer(room_id, before, None if found is None else found.report)

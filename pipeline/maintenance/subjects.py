@@ -1,4 +1,4 @@
-"""The subjects of ``purge`` and ``resync`` that run a job, and ``resync user``."""
+"""The subjects of ``purge`` and ``resync`` that run a job, and ``resync user``, which runs none."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _RESYNC_HELP = {
 
 
 class PurgeRoom(JobSubject):
-    """``purge room``, which also takes the blocking of a room back."""
+    """The subject ``purge room``, which can also unblock a room."""
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """As a job; unblocking at once."""
+        """Runs the job. With ``--unblock`` it unblocks the room at once instead, without a job."""
         if not options["unblock"]:
             super().run(command, options)
             return
@@ -47,7 +47,7 @@ class PurgeRoom(JobSubject):
 
 
 class Resync(JobSubject):
-    """``resync`` of one subject."""
+    """One subject of ``resync``."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -60,29 +60,29 @@ class Resync(JobSubject):
 
     @property
     def arguments(self) -> Sequence[Argument]:
-        """Those of the kind that are for this subject."""
+        """The arguments of the kind that apply to this subject."""
         without = {MASTER.name, "resume"} if self._what not in OF_ROOMS else set()
         if self._what == "positions":
             without |= {"rooms", ALL_ROOMS.name}
         return [one for one in super().arguments if one.name not in without]
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """With the subject."""
+        """Returns the typed arguments with the subject added as ``what``."""
         return {"what": self._what, **super().given(options)}
 
 
 class ResyncUser:
-    """The next answer to a user is a full one."""
+    """The subject ``resync user``: the next sync of the user, from any token that exists, is answered in full."""
 
     help = "Make the next sync answer to each token of a user a full one. Example: resync user @alice:example.org"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         parser.add_argument("user", metavar="USER", help="the user")
         JSON.add_to(parser)
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """A fact of the stream ``caches``."""
+        """Appends a fact to the stream ``caches`` and prints its position. Exits with status 2 for an invalid user ID."""
         user = options["user"]
         try:
             position = resync_user(user, stream_settings().database)
@@ -120,7 +120,7 @@ _PURGES = {
 
 
 def register_subjects() -> None:
-    """Make them known."""
+    """Registers the subjects with the commands ``purge`` and ``resync``."""
     for what, subject in _PURGES.items():
         register("purge", what, subject)
     for what in WHAT:

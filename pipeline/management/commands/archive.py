@@ -1,6 +1,6 @@
-"""``manage.py archive ROOM FOLDER``: write a room, or its history below a place, to Parquet files; nothing is deleted.
+"""``manage.py archive ROOM FOLDER``: writes a room, or its history below a cut, to Parquet files. Deletes nothing.
 
-Exit status 0; 1: no archive was written; 2: unusable arguments.
+Exit status 0: the archive is written; 1: no archive was written; 2: unusable arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Command"]
 
 
 class Command(JobCommand):
-    """Writes an archive."""
+    """The command that writes an archive."""
 
     help = "Write a room, or its history, to Parquet files that restore takes back."
 

@@ -1,4 +1,4 @@
-"""``manage.py check_room``: everything that is stored of rooms beside what their events' JSON says; changes nothing."""
+"""``manage.py check_room``: compares all that is stored of rooms with what follows from their events' JSON. Changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ _SHOWN = 50
 
 
 class Command(SiteCommand):
-    """One room at once in this process; several, or all, as a job, and on Spark when there is much to do."""
+    """The command that checks rooms.
+
+    One room is checked at once in this process. Several, or all, are checked by a job, on Spark if there are many events.
+    """
 
     help = (
         "Work out what follows from rooms' stored events and compare it with what is stored: columns, edges, states, current "
@@ -39,14 +42,14 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID", help="these rooms")
         parser.add_argument("--all", action="store_true", help="all rooms; of those that are clean only --json tells")
         MASTER.add_to(parser)
         parser.add_argument("--json", action="store_true", help="one JSON object a room")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Check every room; exit 1 when one has a difference."""
+        """Checks the rooms. Exits with status 1 if one has a difference, and with 2 if one does not exist."""
         rooms, using = options["room_ids"], stream_settings().database
         if bool(rooms) == options["all"]:
             raise CommandError("Name rooms, or give --all.", returncode=2)
@@ -76,7 +79,7 @@ class Command(SiteCommand):
 
 
 class _Told:
-    """Says what was found of each room, as it comes."""
+    """The output of the command: prints the report on each room when it comes, and keeps the totals for the exit status."""
 
     def __init__(self, write: Callable[[str], object], *, as_json: bool, clean_ones: bool) -> None:
         self.as_json = as_json
@@ -86,7 +89,7 @@ class _Told:
         self._clean_ones = clean_ones
 
     def add(self, room_id: str, report: RoomReport | None) -> None:
-        """Null: there is no such room."""
+        """Prints a report. Null means that there is no such room, which is kept for the end."""
         if report is None:
             self.unknown += [room_id]
             return

@@ -1,7 +1,7 @@
-"""``manage.py compress_state``: the state groups of rooms, rewritten to as few rows as they need.
+"""``manage.py compress_state``: rewrites the state groups of rooms to as few rows as they need.
 
-Exit status 0: done, or nothing would shrink; 1: a room is damaged, or was busy, or the database is away; 2: unusable arguments,
-or a room that is not here.
+Exit status 0: done, or nothing would shrink; 1: a room is damaged or was busy, or the database is away; 2: unusable
+arguments, or a room that does not exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["Command"]
 
 
 class Command(JobCommand):
-    """Runs the job and tells its summary."""
+    """The command that runs the job and prints its summary."""
 
     help = (
         "Rewrite the state groups of rooms to as few rows as they need. Safe beside writers and readers; may be interrupted and "

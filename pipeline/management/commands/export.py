@@ -1,4 +1,4 @@
-"""``manage.py export``: rooms, events, state and memberships as Parquet files, through Spark.
+"""``manage.py export``: writes rooms, events, state and memberships to Parquet files, through Spark.
 
 Exit status 0: all is written; 1: the export failed, and the folder is as it was; 2: unusable arguments.
 """
@@ -12,7 +12,7 @@ __all__ = ["Command"]
 
 
 class Command(JobCommand):
-    """Runs the job and tells its summary."""
+    """The command that runs the job and prints its summary."""
 
     help = (
         "Write rooms, events, state and memberships to Parquet files, by rooms and days, all of one moment; of redacted events "

@@ -1,7 +1,7 @@
-"""``manage.py import_events``: room histories from files and Synapse databases, through Spark.
+"""``manage.py import_events``: imports room histories from files and Synapse databases, through Spark.
 
-Standard output ends with one line of JSON; everything else goes to standard error. Exit status 0: everything is in or was
-there; 1: something was quarantined, or the import could not be finished; 2: unusable arguments.
+Standard output ends with one line of JSON. Everything else goes to standard error. Exit status 0: all events are stored, by
+this run or before; 1: something was quarantined, or the import could not be finished; 2: unusable arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_SHOWN = 10
 
 
 class Command(SiteCommand):
-    """Imports files and says what became of every line."""
+    """The command that imports histories. It reports the totals and the lines that were quarantined."""
 
     help = (
         "Import room histories: JSON Lines files (.gz and .zst too), one event a line, bare or wrapped as "
@@ -43,11 +43,11 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         add_options(parser, ImportKind.arguments)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Import, print the summary, and end with the status that the module tells."""
+        """Imports, prints the summary, and exits with the status that the module's docstring lists."""
         from pipeline.importing.job import ImportOptions, import_history  # noqa: PLC0415 - needs pyspark
 
         wanted = ImportOptions(

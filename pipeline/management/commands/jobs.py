@@ -1,6 +1,6 @@
-"""``manage.py jobs``: the jobs of this site and what became of them; ``show``, ``cancel`` and ``queue`` one, list the ``kinds``.
+"""``manage.py jobs``: lists the jobs of this site; shows, cancels or queues one; lists the kinds of job.
 
-Exit status 0; 1: there is no such job, or it was over before it could be cancelled; 2: unusable arguments.
+Exit status 0: done; 1: there is no such job, or it was over before it could be cancelled; 2: unusable arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _MOST_OF_ERROR = 200
 
 
 class Command(SiteCommand):
-    """Lists jobs, queues and cancels them."""
+    """The command that lists, shows, queues and cancels jobs."""
 
     help = "List the jobs of this site; cancel one, or queue one for manage.py runjobs."
 
@@ -47,7 +47,7 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options and the actions."""
+        """Declares the options and the actions."""
         _list_options(parser)
         actions = parser.add_subparsers(dest="action", metavar="ACTION")
         show = actions.add_parser("show", help="all that is known of one job, figures before and after")
@@ -61,7 +61,7 @@ class Command(SiteCommand):
         actions.add_parser("kinds", help="what can be queued")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Do what the action says."""
+        """Does the action, which is listing if none is given."""
         using = stream_settings().database
         with told_errors():
             match options["action"]:

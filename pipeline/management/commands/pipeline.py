@@ -1,4 +1,4 @@
-"""``manage.py pipeline run``: the live pipeline, until SIGTERM, SIGINT or, with ``--until-idle``, until nothing is left."""
+"""``manage.py pipeline run``: runs the live pipeline until SIGTERM, SIGINT or, with ``--until-idle``, until nothing is left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Runs the queries that keep derived tables current."""
+    """The command that runs the queries that keep derived tables current."""
 
     help = "Keep statistics and per-user feeds current with Spark, from the streams, each fact once."
 
@@ -27,7 +27,7 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Arguments: the action, the Spark master, what to keep, and when to stop."""
+        """Declares the action and the options."""
         parser.add_argument("action", choices=["run"], help="run it until SIGTERM or --until-idle")
         parser.add_argument("--master", type=given_master, metavar="URL", help="Spark master (default: the setting)")
         parser.add_argument(
@@ -44,7 +44,7 @@ class Command(SiteCommand):
         return options.get("until_idle") is None
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run, and print the vectors reached as the last line."""
+        """Runs the queries, and prints the vectors reached as the last line."""
         from pipeline.live.process import TABLES, LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
 
         names = tuple(dict.fromkeys(name.strip() for name in options["tables"].split(",")))

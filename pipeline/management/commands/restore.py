@@ -1,6 +1,6 @@
-"""``manage.py restore FOLDER``: put an archive of a room back.
+"""``manage.py restore FOLDER``: restores a room from an archive.
 
-Exit status 0; 1: the archive is damaged, or does not fit this database; 2: unusable arguments.
+Exit status 0: restored; 1: the archive is damaged, or does not fit this database; 2: unusable arguments.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Command"]
 
 
 class Command(JobCommand):
-    """Restores an archive."""
+    """The command that restores an archive."""
 
     help = "Put an archive of a room back, byte for byte, with states and visibility. Safe beside writers; may be repeated."
 

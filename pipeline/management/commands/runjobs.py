@@ -1,8 +1,9 @@
-"""``manage.py runjobs``: carries out the jobs that the admin or another service queued, one after another.
+"""``manage.py runjobs``: runs the jobs that the admin or another service queued, one after another.
 
-Several may run at once. SIGTERM ends it: the job at hand stops at its next step and is queued again, as is one that is killed
-with it. A database that is started anew is waited for.
-Exit status 0: stopped, or with ``--once`` all jobs are done; 1: with ``--once`` one failed; or the database is away.
+Several of these processes may run at once. SIGTERM or Ctrl-C ends one: its job stops at the next step and is queued again.
+A job that is killed with its process is queued again, too. While the database is away, the process waits for it.
+
+Exit status 0: stopped, or with ``--once`` all jobs are done; 1: with ``--once`` a job failed, or the database is away.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Serves the queue of jobs."""
+    """The command that serves the queue of jobs."""
 
     help = "Carry out queued jobs until SIGTERM or Ctrl-C."
 
@@ -34,14 +35,14 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         parser.add_argument("--once", action="store_true", help="end when nothing is queued")
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
         return not options.get("once")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Serve, and give the writer's name back at the end."""
+        """Serves the queue, and retires this process as a writer at the end."""
         process.use_instance("runjobs-{n}")
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
         for number in (signal.SIGTERM, signal.SIGINT):
