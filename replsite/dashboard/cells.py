@@ -157,7 +157,7 @@ def number_cell(number: int | None, sub: str = "", since: datetime | None = None
 
 
 def lag_cell(facts: int, seconds: float, exact: bool) -> Cell:
-    """Returns a cell with the lag in facts, and in time below it. ``seconds`` is the lag in time."""
+    """Returns a cell with the lag in facts, and the lag in ``seconds`` below it. An inexact number reads "about"."""
     if not facts:
         return text_cell("0 facts")
     return text_cell(f"{'' if exact else 'about '}{counted(facts, 'fact')}", duration(seconds))

@@ -81,7 +81,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.cancel()
-            await asyncio.wait([answer])
+            await asyncio.wait([answer])  # unlike awaiting the task, this does not raise its error
 
     async def _give_answer(self, have: int) -> None:
         """Sends the answer. An error closes the connection, so that the browser connects and asks again.
@@ -132,7 +132,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         return refused
 
     async def _user(self) -> Any:
-        """Returns the user of the session as it is stored now. The session in the scope stays that of the handshake."""
+        """Returns the user of the session as it is stored now. The scope only has the session of the handshake."""
         if "session" not in self.scope:
             return self.scope["user"]
         session = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)

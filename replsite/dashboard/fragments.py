@@ -204,6 +204,7 @@ def _picture(series: Sequence[float | None]) -> str:
     line = area = ""
     for is_known, run in groupby(points, key=lambda point: point[1]):
         if is_known:
+            # A single point gets a short line, because a path of one point draws nothing.
             path = [f"{x} {y}" for x, _, y in run]
             line += f"M{'L'.join(path)}" + "h.1" * (len(path) == 1)
             area += f"M{path[0].split()[0]} {_PICTURE_HEIGHT}L{'L'.join(path)}V{_PICTURE_HEIGHT}Z"

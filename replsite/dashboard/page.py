@@ -1,4 +1,4 @@
-"""Builds the live page as data: tables of groups of rows of cells, with texts instead of codes (pure).
+"""Builds the live page as data: tables of groups of rows of cells, with all their texts (pure).
 
 The page in the browser (``fragments``) and ``manage.py streams`` are both made from this data, so they cannot disagree.
 A cell is text, or a moment whose age is computed where it is shown. So a row changes only when something happened, not
@@ -222,7 +222,7 @@ def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
 
 
 def _process(writer: WriterView) -> Cell:
-    """Returns the writer's name with its host, its process, the version of that, and the start of a running process."""
+    """Returns the writer's name. Below it are host, process, version, and the time since a running process started."""
     process = f"process {writer.process_id}" if writer.process_id else ""
     where = ", ".join(part for part in (writer.host, process) if part)
     version = "" if writer.version == UNRELEASED else writer.version
@@ -244,7 +244,10 @@ def _pending(writer: WriterView) -> Cell:
 
 
 def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
-    """Returns readers up to the limit of each kind, then a row with the number of those left out of each kind."""
+    """Returns the readers that need a look, those that are fine and those that ended, up to a limit for each of these kinds.
+
+    For each kind with more readers, a further row has the number of those left out.
+    """
     closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
     bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
     fine = [r for r in readers if r.closed_at is None and r.status.severity < Severity.WARNING]

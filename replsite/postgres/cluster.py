@@ -54,8 +54,8 @@ _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
 def shared_buffers_mb(memory: int, *, durable: bool) -> int:
     """Returns ``shared_buffers`` in MB: an eighth of ``memory`` (bytes), within bounds.
 
-    It is that much because event IDs are hashes, so their indexes are read at random places. A server that is not durable
-    serves tests and gets the least. Tests empty tables all the time, and each time PostgreSQL searches all buffers.
+    Event IDs are hashes, so their indexes are read at random places and need much memory. A server that is not durable
+    serves tests and gets the least: tests empty tables all the time, and each time PostgreSQL searches all buffers.
     """
     return min(max(memory // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB) if durable else _LEAST_BUFFERS_MB
 
@@ -172,6 +172,7 @@ class Cluster:
 
     def stop(self) -> None:
         """Stops the server by a fast shutdown, which writes everything. Then by an immediate one, and last by SIGKILL."""
+        # PostgreSQL's signals: SIGINT is the fast shutdown, SIGQUIT the immediate one, which needs recovery at the start.
         for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
             if not self.alive():
                 return

@@ -47,7 +47,10 @@ class Folder:
         self.server_lock = path / "server.lock"
 
     def make(self) -> None:
-        """Creates the folder if it is missing. The server's account must pass through it; each file in it is closed to others."""
+        """Creates the folder if it is missing.
+
+        The server's account must be able to pass through it. Each file in it is closed to others.
+        """
         if not self.path.exists():
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o711)

@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
         os.write(1, json.dumps(report).encode())
     if report:
         sys.exit(1)
+    # The caller reads its pipe to the end. It would wait for as long as this process keeps standard output open.
     _speak_to_log(folder, 1)
     keeper.keep()
 

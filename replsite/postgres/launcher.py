@@ -112,6 +112,7 @@ def _hold(folder: Folder) -> None:
     held = _held.get(folder.path)
     if held is not None and is_same_file(held, folder.users_lock):
         return
+    # The folder was removed or replaced since: a lock on the old file does not keep the new server running.
     if held is not None:
         os.close(_held.pop(folder.path))
     deadline = time.monotonic() + WAIT_SECONDS
@@ -141,6 +142,7 @@ def _start(folder: Folder, settings: LaunchSettings) -> Server:
         try:
             _start_keeper(folder, programs, lock, fsync=settings.fsync)
         finally:
+            # A keeper that runs has inherited the open file: closing this descriptor does not release its lock.
             os.close(_handed.pop())
     raise StartFailed(
         f"The embedded PostgreSQL in {folder.path} was not ready within {WAIT_SECONDS:.0f} s."

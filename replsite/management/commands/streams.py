@@ -127,6 +127,7 @@ class Command(SiteCommand):
                 self.stdout.flush()
                 time.sleep(WATCH_SECONDS if options["json"] else PLAIN_WATCH_SECONDS)
         except KeyboardInterrupt:
+            # The normal end: the exit status is that of the last snapshot.
             return snapshot
 
     def _show(self, snapshot: Snapshot, options: dict[str, Any]) -> None:

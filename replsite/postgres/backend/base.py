@@ -87,7 +87,10 @@ class DatabaseWrapper(PostgresWrapper):
         return super().get_new_connection(conn_params)
 
     def _create_database_if_missing(self, conn_params: dict[str, Any]) -> None:
-        """Creates the database unless the server's catalogue has it. The text of the connection error does not tell reliably."""
+        """Creates the database unless the server's catalogue has it.
+
+        The catalogue is asked because the text of the connection error says too little.
+        """
         name = self.settings_dict["NAME"]
         where = {key: conn_params[key] for key in ("host", "port", "user", "password")}
         with closing(psycopg2.connect(**where, dbname="postgres")) as server:
