@@ -167,7 +167,11 @@ def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None
 
 
 def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[..., HttpResponse]:
-    """Returns the view of one action on the reader or writer that the query parameter ``name`` names."""
+    """Returns the view of one action on the reader or writer that the query parameter ``name`` names.
+
+    Without the permission the answer is 403, and without a name or with an unknown one 404. While the database is away, the
+    status is 503.
+    """
 
     def view(request: HttpRequest) -> HttpResponse:
         if not request.user.has_perm(permission):

@@ -13,7 +13,7 @@ __all__ = ["favicon", "noscript_style", "sidebar"]
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
-    """Returns groups of links: the live page and its relatives, then for each app the tables that the user may see.
+    """Returns groups of links: live page, history and statistics first, then for each app the tables that the user may see.
 
     The theme (unfold) calls this for every page.
     """

@@ -44,7 +44,7 @@ _ORPHANS = "manage.py purge orphans"
 
 
 def storage_groups(storage: StorageView | None) -> list[Group]:
-    """Returns the database with its largest tables, then the state groups. Without figures of storage, returns nothing."""
+    """Returns the database with its largest tables, then the state groups. The list is empty without figures of storage."""
     if storage is None:
         return []
     return [_database(storage), *_state(storage)]

@@ -82,7 +82,10 @@ class LiveFeed:
         self._no_snapshot = Condition(log, "live.no_snapshot", "live.snapshot_again")
 
     async def after(self, number: int) -> Tick:
-        """Waits until there is a tick with a higher number, and returns the newest. It is never one from before a pause."""
+        """Waits until there is a tick with a higher number, and returns the newest.
+
+        A tick from before a pause, in which no viewer waited, is never returned.
+        """
         self._waiting += 1
         try:
             if self._task is None or self._task.done():

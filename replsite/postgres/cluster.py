@@ -171,7 +171,7 @@ class Cluster:
         return is_postgres_of(self._pid, self.folder.cluster)
 
     def stop(self) -> None:
-        """Stops the server by a fast shutdown, which writes everything. Then by an immediate one, and last by SIGKILL."""
+        """Stops the server: by a fast shutdown, which writes everything, then by an immediate one, and last by SIGKILL."""
         # PostgreSQL's signals: SIGINT is the fast shutdown, SIGQUIT the immediate one, which needs recovery at the start.
         for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
             if not self.alive():

@@ -6,7 +6,8 @@
     ├── FolderClosed          the folder or the programs cannot be used by the account that must use them
     └── StartFailed           initdb or the server ended, or did not answer in time
 
-Every message says what happened, where, and what to do. The keeper reports them to its starter by name.
+Every message says what happened, where, and what to do. The keeper reports an error by the name of its class to the
+process that started it.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def own_like_folder(path: Path) -> None:
-    """Gives a file that root created to the owner of its folder. Otherwise that user could not use the folder again."""
+    """Gives a file to the owner of its folder, if this process is root. Otherwise that user could not use the folder again."""
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
