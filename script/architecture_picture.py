@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Writes ``docs/images/architecture.svg`` and the tables of packages in ``docs/explanation/architecture.md``.
 
-The picture shows what import-linter holds: the layers of ``pyproject.toml``. A line of the tables is the first line of the
-package's docstring. Without arguments this writes both; ``--check`` only compares, as ``tests/docs/test_architecture.py`` does.
+The picture shows the layers of ``pyproject.toml``, which import-linter enforces. A row of the tables is the first line
+of a package's docstring. With ``--check`` it only compares, as ``tests/docs/test_architecture.py`` does.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ text { font-family: ui-sans-serif, system-ui, "Segoe UI", "DejaVu Sans", sans-se
 
 
 def contracts() -> list[dict[str, Any]]:
-    """The contracts of import-linter."""
+    """Returns the contracts of import-linter."""
     found = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     return list(found)
 
 
 def rooms() -> list[str]:
-    """The rooms, the one that imports all others first."""
+    """Returns the names of our apps, the one that imports all others first."""
     return next(list(one["layers"]) for one in contracts() if one["type"] == "layers" and "containers" not in one)
 
 
 def layers(container: str) -> list[list[str]]:
-    """The layers of a room or package, the highest first."""
+    """Returns the layers of an app or package, the highest first. Each layer is a list of names."""
     found = [one["layers"] for one in contracts() if one.get("containers") == [container]]
     return [line.split(" | ") for line in found[0]] if found else []
 
 
 def pure() -> set[str]:
-    """The packages that are pure by place."""
+    """Returns the packages of which every module must be pure."""
     found = next(
         one["source_modules"]
         for one in contracts()
@@ -80,12 +80,12 @@ def pure() -> set[str]:
 
 
 def is_package(dotted: str) -> bool:
-    """Whether that is a folder of modules."""
+    """Returns whether the dotted name is a package, not a module."""
     return (PROJECT / dotted.replace(".", "/") / "__init__.py").exists()
 
 
 def packages(room: str) -> list[str]:
-    """The packages of a room from the highest layer to the lowest, each followed by its own."""
+    """Returns the packages of an app from the highest layer to the lowest, each followed by the packages in it."""
     found: list[str] = []
     for name in (f"{room}.{name}" for layer in layers(room) for name in layer):
         if is_package(name):
@@ -102,7 +102,7 @@ def _inner(package: str) -> list[str]:
 
 
 def words_of(package: str) -> str:
-    """The first line of a package's docstring, in Markdown."""
+    """Returns the first line of a package's docstring, as Markdown."""
     tree = ast.parse((PROJECT / package.replace(".", "/") / "__init__.py").read_text())
     return (ast.get_docstring(tree) or "").partition("\n")[0].replace("``", "`")
 
@@ -111,7 +111,7 @@ def words_of(package: str) -> str:
 
 
 def picture() -> str:
-    """The drawing: a column a room, its layers from top to bottom."""
+    """Returns the drawing as SVG: a column for each app, with its layers from top to bottom."""
     columns, x, low = [], _MARGIN, 0
     ends: list[tuple[int, int]] = []
     for room in rooms():
@@ -151,7 +151,7 @@ def _described(room: str) -> str:
 
 
 def _room(room: str, x: int) -> tuple[str, int]:
-    """A room's column, and where it ends."""
+    """Returns the column of an app as SVG, and the y coordinate of its end."""
     parts: list[str] = []
     width = _WIDTHS[room]
     y, middle, before = _TOP + 8, x + width // 2, None
@@ -182,7 +182,7 @@ def _inside(package: str) -> list[str]:
 
 
 def _rows(names: list[str], width: float) -> Iterator[list[str]]:
-    """The names in rows that fit."""
+    """Yields the names in rows that fit the width."""
     row: list[str] = []
     for name in names:
         if row and sum(_wide(one) + _BOX_GAP for one in [*row, name]) - _BOX_GAP > width:
@@ -209,7 +209,7 @@ def _boxes(room: str, names: list[str], x: float, y: float, width: float) -> Ite
 
 
 def _wrapped(text: str, width: float) -> Iterator[str]:
-    """The words in lines that fit; nothing of an empty text."""
+    """Yields the words in lines that fit the width, none for an empty text."""
     line = ""
     for word in text.split():
         if line and (len(line) + 1 + len(word)) * 6.2 > width - 2 * _PAD:
@@ -228,7 +228,7 @@ def _arrow(x: float, y: float, to_x: float, to_y: float) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its tables as they should be."""
+    """Returns the text of the page with the tables that follow from the code."""
     for room in rooms():
         begin, end = f"<!-- packages of {room} -->", f"<!-- end of packages of {room} -->"
         lines = "\n".join(
@@ -240,7 +240,7 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    """Write or compare; 1 if they differ."""
+    """Writes the picture and the page. With ``--check``, only compares them and returns 1 if one differs."""
     made = {PICTURE: picture(), PAGE: page(PAGE.read_text())}
     if "--check" in sys.argv:
         if old := [path.name for path, text in made.items() if not path.exists() or path.read_text() != text]:

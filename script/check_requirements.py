@@ -1,10 +1,12 @@
 #!/usr/bin/env python
-"""Checks that ``requirements.txt`` is what ``pyproject.toml`` asks for, from the metadata of the installed packages.
+"""Checks that ``requirements.txt`` is what ``pyproject.toml`` asks for, by the metadata of the installed packages.
 
-It asks no registry, so a new release of some package never changes the answer: every pin of ``pyproject.toml`` must stand
-in ``requirements.txt``, every installed package must have the version that is pinned there, and the pins must be exactly
-what the requirements need, directly or not. The extra ``java`` stays outside: set-up installs it where Java is missing.
-Pins whose marker does not hold for this Python are left out: a check under each Python sees them all.
+It asks no registry, so a new release of some package never changes the answer. Every pin of ``pyproject.toml`` must be
+in ``requirements.txt``. Every installed package must have the version that is pinned there. The pins must be exactly
+what the requirements need, directly or not.
+
+The extra ``java`` does not count: set-up installs it where Java is missing. Pins whose marker does not hold for this
+Python are left out. A check under each Python covers all of them.
 """
 
 from __future__ import annotations
@@ -28,14 +30,14 @@ REMEDY = (
 
 
 def wanted(project: dict[str, Any]) -> list[Requirement]:
-    """The direct requirements, all extras but those that stay outside."""
+    """Returns the direct requirements for this Python, with those of all extras that count."""
     extras = project["optional-dependencies"]
     lines = [*project["dependencies"], *(line for name in extras if name not in OUTSIDE for line in extras[name])]
     return _for_this_python(lines)
 
 
 def pins(text: str) -> dict[str, str]:
-    """Name -> version of a requirements file that holds nothing but pins, those for this Python."""
+    """Returns version by name for this Python, from a requirements file that has only pins."""
     lines = (line.split("#")[0].strip() for line in text.splitlines())
     found = _for_this_python(line for line in lines if line)
     return {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in found}
@@ -47,7 +49,7 @@ def _for_this_python(lines: Iterable[str]) -> list[Requirement]:
 
 
 def closure(direct: list[Requirement]) -> set[str]:
-    """Names of everything that the requirements need on this Python, themselves included."""
+    """Returns the names of all packages that the requirements need on this Python, including themselves."""
     seen: set[tuple[str, str]] = set()
     todo = [(canonicalize_name(one.name), extra) for one in direct for extra in ("", *one.extras)]
     while todo:
@@ -57,6 +59,7 @@ def closure(direct: list[Requirement]) -> set[str]:
         seen.add((name, extra))
         for line in distribution(name).requires or []:
             need = Requirement(line)
+            # What a package needs without a marker was added when it was visited without an extra.
             if need.marker is None and extra:
                 continue
             if need.marker is None or need.marker.evaluate({"extra": extra}):
@@ -65,7 +68,7 @@ def closure(direct: list[Requirement]) -> set[str]:
 
 
 def problems(project: dict[str, Any], text: str) -> list[str]:
-    """What is wrong, one line each."""
+    """Returns the problems, one line each."""
     pinned, direct = pins(text), wanted(project)
     found = [
         f"pyproject.toml asks for {one}, requirements.txt has {pinned.get(canonicalize_name(one.name), 'nothing')}"
@@ -86,7 +89,7 @@ def problems(project: dict[str, Any], text: str) -> list[str]:
 
 
 def main() -> int:
-    """Print what is wrong; 1 if anything is."""
+    """Prints the problems. Returns 1 if there are any."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     found = problems(project, (PROJECT / "requirements.txt").read_text())
     if found:

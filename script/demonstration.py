@@ -1,8 +1,8 @@
-"""The demo: one fact, all the way through, on real room histories.
+"""Runs the demo: the whole site on real room histories, with a check of every fact at the end.
 
-Starts the site with an empty data directory, connects a follower over TCP, imports the shipped rooms through Spark, lets two
-writers append live while a Spark streaming query counts events per room, and checks at the end that the follower saw
-exactly the facts that are in the tables, in order, and that the counts agree.
+Starts the site with an empty data directory and connects a follower over TCP. Imports the shipped rooms through Spark.
+Then two writers append live, while a Spark streaming query counts events per room. At the end the demo checks that the
+follower saw exactly the facts that are in the tables, in order, and that the counts agree.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _begun = time.monotonic()
 
 
 def say(text: str) -> None:
-    """A progress line with the elapsed time."""
+    """Prints a line of progress with the elapsed time to standard error."""
     sys.stderr.write(f"[{time.monotonic() - _begun:5.1f} s] {text}\n")
     sys.stderr.flush()
 
 
 class DemoError(Exception):
-    """A step of the demo did not do what it should; says which and shows its last words."""
+    """A failed step of the demo. The message names the step and has the end of its log."""
 
 
 @dataclass
@@ -58,22 +58,25 @@ class Demo:
 
     @property
     def log_folder(self) -> Path:
-        """Where the parts write what they have to say."""
+        """Returns the folder to which the parts write their errors."""
         return self.folder / "log"
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of every part."""
+        """Returns the environment variables of every part."""
         return {**os.environ, "REPLSITE_DATA_DIR": str(self.folder), "REPLSITE_LOG_LEVEL": "WARNING"}
 
     # --- processes ------------------------------------------------------------------------------------------------
 
     def manage(self, *arguments: str, **more: Any) -> subprocess.Popen[str]:
-        """Start ``manage.py`` with its complaints in a file of the log folder; it ends with the demo at the latest."""
+        """Starts ``manage.py``, with its standard error in a file of the log folder.
+
+        The process ends with the demo at the latest.
+        """
         log = self.stack.enter_context((self.log_folder / f"{arguments[0]}.log").open("a"))
         command = [sys.executable, "manage.py", *arguments]
         more.setdefault("stdout", subprocess.PIPE)
-        with _uninterrupted():  # a signal between the two would leave a process that nobody ends
+        with _uninterrupted():  # a signal between start and callback would leave a process that is never ended
             process = subprocess.Popen(
                 command, cwd=PROJECT, env={**self.environment, **more.pop("env", {})}, stderr=log, text=True, **more
             )
@@ -81,7 +84,10 @@ class Demo:
         return process
 
     def finished(self, process: subprocess.Popen[str], what: str, allowed: Sequence[int] = (0,)) -> str:
-        """Wait for a part to end well; returns what it printed."""
+        """Waits for a part to end, and returns what it printed.
+
+        Raises DemoError if it does not end within ``STEP_SECONDS``, or if its exit status is not one of ``allowed``.
+        """
         try:
             output, _ = process.communicate(timeout=STEP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -98,7 +104,7 @@ class Demo:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Tables and the admin's user."""
+        """Creates the tables and the admin's user."""
         say("database: starting PostgreSQL and making the tables")
         self.finished(self.manage("migrate", "--verbosity", "0"), "migrate")
         self.password = secrets.token_urlsafe(12)
@@ -107,7 +113,7 @@ class Demo:
         self.finished(self.manage(*arguments, env=user), "createsuperuser")
 
     def serve(self) -> None:
-        """Start the site; returns when it accepts."""
+        """Starts the site, and returns when it accepts connections. Raises DemoError if it does not start."""
         process = self.manage("serve", "--http", self.http, "--replication", self.replication)
         line = process.stdout.readline() if process.stdout else ""
         if not line.startswith("ready "):
@@ -117,7 +123,7 @@ class Demo:
         say(f"site: http://{self.addresses['http']}/admin/ and replication on {self.addresses['replication']}")
 
     def follow(self, output: IO[str]) -> None:
-        """Connect a follower that writes every fact it sees into a file."""
+        """Connects a follower that writes every fact that it sees to a file."""
         begins = [argument for stream in STREAMS for argument in ("--from", f"{stream}=1")]
         self.manage(
             "follow", f"tcp://{self.addresses['replication']}", "--name", "demo-follower", "--view", "linear",
@@ -125,7 +131,7 @@ class Demo:
         )  # fmt: skip
 
     def import_rooms(self) -> dict[str, Any]:
-        """Import the shipped rooms through Spark."""
+        """Imports the shipped rooms through Spark, and returns the summary of the import."""
         paths = sorted(str(path) for path in ROOMS.glob("*/events.jsonl.gz"))
         say(f"import: {len(paths)} real room histories through Spark")
         output = self.finished(self.manage("import_events", *paths, "--json"), "import_events")
@@ -134,7 +140,7 @@ class Demo:
         return summary
 
     def live(self) -> None:
-        """Two writers append at the same time."""
+        """Lets two writers append at the same time, and waits for both."""
         say(f"live: two writers append {LIVE_EVENTS:,} events and {LIVE_INVALIDATIONS:,} cache invalidations")
         writers = [
             self.manage("append", "events", "--count", str(LIVE_EVENTS), "--threads", "2", "--instance", "writer-1"),
@@ -147,7 +153,7 @@ class Demo:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End a process: politely, then not."""
+    """Ends a process by SIGTERM, and after 10 s by SIGKILL."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -163,7 +169,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def table_facts() -> dict[str, list[tuple[int, str, str]]]:
-    """What the tables hold: ``{stream: [(token, writer, row)]}`` in the order of the streams."""
+    """Returns the rows in the tables: ``{stream: [(token, writer, row)]}`` in the order of the streams, ``row`` as JSON."""
     from django.db import connection  # noqa: PLC0415 - after Django was set up
 
     from streams import registry  # noqa: PLC0415
@@ -184,11 +190,11 @@ def _canonical(row: Any) -> str:
 
 
 def seen_facts(path: Path) -> dict[str, list[tuple[int, str, str]]]:
-    """What the follower wrote down, in its order."""
+    """Returns the rows that the follower wrote, in its order and in the form of ``table_facts``."""
     found: dict[str, list[tuple[int, str, str]]] = {name: [] for name in STREAMS}
     with path.open() as lines:
         for line in lines:
-            if line.endswith("\n"):
+            if line.endswith("\n"):  # the last line may be half written
                 fact = json.loads(line)
                 found[fact["stream"]].append((fact["token"], fact["instance"], _canonical(fact["row"])))
     return found
@@ -197,7 +203,7 @@ def seen_facts(path: Path) -> dict[str, list[tuple[int, str, str]]]:
 def wait_for_follower(
     path: Path, expected: dict[str, list[tuple[int, str, str]]]
 ) -> dict[str, list[tuple[int, str, str]]]:
-    """The follower's facts, once there are as many as in the tables or a minute has passed."""
+    """Returns the follower's rows, as soon as there are as many as in the tables, or after a minute."""
     deadline = time.monotonic() + 60
     wanted = sum(map(len, expected.values()))
     while True:
@@ -211,7 +217,7 @@ def wait_for_follower(
 def check_follower(
     expected: dict[str, list[tuple[int, str, str]]], seen: dict[str, list[tuple[int, str, str]]]
 ) -> None:
-    """The follower saw exactly the facts in the tables, in order."""
+    """Raises DemoError unless the follower saw exactly the rows in the tables, in order."""
     for stream in STREAMS:
         want, got = expected[stream], seen[stream]
         if want != got:
@@ -222,7 +228,7 @@ def check_follower(
 
 
 def check_counts() -> int:
-    """Spark's events per room are the table's; returns the number of rooms."""
+    """Returns the number of rooms. Raises DemoError if Spark's events per room differ from the tables."""
     from django.db import connection  # noqa: PLC0415
 
     with connection.cursor() as cursor:
@@ -238,7 +244,7 @@ def check_counts() -> int:
 
 
 def positions() -> dict[str, int]:
-    """The linear position of every stream."""
+    """Returns the linear position of each stream."""
     from django.db import connection  # noqa: PLC0415
 
     from streams.reading import rows as readers  # noqa: PLC0415
@@ -252,7 +258,7 @@ def positions() -> dict[str, int]:
 
 
 def run(demo: Demo) -> None:
-    """All steps and checks; the site and the follower are running afterwards, until the stack is closed."""
+    """Runs all steps and checks. The site and the follower go on until the stack is closed."""
     demo.prepare()
     demo.serve()
     path = demo.log_folder / "facts.jsonl"
@@ -278,7 +284,7 @@ def _by_stream(numbers: dict[str, int]) -> str:
 
 
 def print_summary(demo: Demo) -> None:
-    """What was done, on standard output."""
+    """Prints the figures of the run to standard output."""
     out = demo.summary
     lines = [
         "",
@@ -294,18 +300,21 @@ def print_summary(demo: Demo) -> None:
 
 
 def stay(demo: Demo) -> None:
-    """Keep a trickle of facts flowing until somebody ends the demo."""
+    """Appends a few facts each second until the demo is ended."""
     sys.stdout.write(f"  log in as  admin / {demo.password}   (shown once)\n\n  Ctrl-C ends the demo.\n")
     sys.stdout.flush()
     for stream, rate, name in (("events", "2", "writer-1"), ("caches", "5", "writer-2")):
         demo.manage("append", stream, "--count", "1000000000", "--rate", rate, "--instance", name, "--patient")
-    demo.manage("pipeline", "run")  # the feeds and the counts would be left behind from now on without it
+    demo.manage("pipeline", "run")  # without it the feeds and the counts would fall behind
     with suppress(KeyboardInterrupt):
         signal.pause()
 
 
 def _folder(once: bool, stack: ExitStack) -> Path:
-    """An empty data directory: a temporary one, or the demo's own, emptied unless another demo runs in it."""
+    """Returns an empty data directory: with ``once`` a temporary one, else the demo's own, which is emptied.
+
+    Raises DemoError if another demo runs in the demo's own.
+    """
     if once:
         folder = Path(tempfile.mkdtemp(prefix="replsite-demo-"))
         stack.callback(_remove, folder)
@@ -326,23 +335,23 @@ def _folder(once: bool, stack: ExitStack) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """Remove the temporary data directory, once its database has stopped writing into it."""
+    """Removes the temporary data directory, after its database has stopped writing to it."""
     from django.conf import settings  # noqa: PLC0415
     from django.db import connections  # noqa: PLC0415
 
     from replsite.postgres.launcher import release  # noqa: PLC0415
 
-    if settings.configured:  # not so when the demo was interrupted at its very beginning
+    if settings.configured:  # not if the demo was interrupted before Django was set up
         connections.close_all()
         release(folder)
     deadline = time.monotonic() + STOP_SECONDS
     while folder.exists() and time.monotonic() < deadline:
-        shutil.rmtree(folder, ignore_errors=True)  # a server that is stopping may still make a file
+        shutil.rmtree(folder, ignore_errors=True)  # a server that is stopping may still create a file
         time.sleep(0.1)
 
 
 def _interrupt(*_: Any) -> None:
-    """Take SIGTERM as Ctrl-C, and neither a second time: the processes of the demo are ended first."""
+    """Handles SIGTERM like Ctrl-C. Further signals are ignored, so that the processes of the demo are ended first."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -350,7 +359,7 @@ def _interrupt(*_: Any) -> None:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Put an interrupt off to the end of the block."""
+    """Defers an interrupt to the end of the block."""
     met: list[int] = []
     before = {one: signal.signal(one, lambda number, _: met.append(number)) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -363,7 +372,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the demo; 0 when everything agreed, 1 when something did not, 130 when it was interrupted before that."""
+    """Runs the demo. Returns 0 if everything agreed, 1 if not, and 130 if it was interrupted before that."""
     parser = argparse.ArgumentParser(
         prog="script/demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Every event that the code logs, with its level and place, found in the source: ``log.info("a.b")`` and ``Condition(log, …)``.
+"""Prints every event that the code logs, with its level and place: ``log.info("a.b")`` and ``Condition(log, …)``.
 
-Prints them; ``tests/docs/test_logs_page.py`` holds ``docs/reference/logs.md`` against them.
+The events are found in the source. ``tests/docs/test_logs_page.py`` compares ``docs/reference/logs.md`` with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 
 
 class LogEvent(NamedTuple):
-    """One call that writes a line."""
+    """A call in the code that logs an event."""
 
     name: str
     level: str
@@ -27,7 +27,7 @@ class LogEvent(NamedTuple):
 
 
 def log_events(project: Path = PROJECT) -> list[LogEvent]:
-    """All of them, by name. Raises ``ValueError`` for one whose name is not a plain text in the code."""
+    """Returns all calls that log an event, by name. Raises ``ValueError`` if a name is not a plain text in the code."""
     found = [event for room in ROOMS for path in (project / room).rglob("*.py") for event in _of(path, project)]
     return sorted(found)
 
@@ -38,6 +38,7 @@ def _of(path: Path, project: Path) -> Iterator[LogEvent]:
         if not isinstance(node, ast.Call):
             continue
         if _is_condition(node):
+            # Condition(log, begins, ends) logs the first event as a warning and the second as an info.
             for argument, level in zip(node.args[1:3], ("warning", "info"), strict=True):
                 yield LogEvent(_text(argument, where), level, where, node.lineno)
         elif _is_log(node.func):

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes the tables of ``docs/reference/metrics.md`` from the table in the code: labels, types, Synapse's names, meanings.
 
-What stands between the marks is replaced; ``--check`` only compares, as ``tests/docs/test_metrics_page.py`` does.
+It replaces the text between the marks. With ``--check`` it only compares, as ``tests/docs/test_metrics_page.py`` does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAGE = PROJECT / "docs" / "reference" / "metrics.md"
 
 
 def tables() -> dict[str, str]:
-    """Mark -> the lines that stand there."""
+    """Returns the text of each table by the name of its mark."""
     from replsite.metrics.table import OWN, PROCESS, SYNAPSE  # noqa: PLC0415 - after the environment is set
 
     exported = {one.name: one.exported for one in (*OWN, *PROCESS)}
@@ -51,7 +51,7 @@ def _code(name: str, labels: Iterable[str]) -> str:
 
 
 def page(text: str) -> str:
-    """The page with its tables as they should be."""
+    """Returns the text of the page with the tables that follow from the code."""
     for mark, lines in tables().items():
         begin, end = f"<!-- table {mark} -->", f"<!-- end of table {mark} -->"
         found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
@@ -60,7 +60,7 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    """Write or compare; 1 if they differ."""
+    """Writes the page. With ``--check``, returns 1 if it differs from the code."""
     sys.path.insert(0, str(PROJECT))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     import django  # noqa: PLC0415

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes ``docs/reference/models.md`` from the models: their docstrings, fields, help texts, indexes and questions.
 
-Without arguments this writes the page; ``--check`` only compares, as ``tests/docs/test_models_page.py`` does.
+With ``--check`` it only compares, as ``tests/docs/test_models_page.py`` does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KINDS = {
     "UUIDField": "UUID",
 }
 
-#: What a field of this name is, where the model itself has no help text for it; ``Model.field`` goes before ``field``.
+#: Descriptions of fields that have no help text, by name. ``Model.field`` takes precedence over ``field``.
 _WORDS = {
     "id": "number of the row",
     "room_id": "the room",
@@ -94,7 +94,7 @@ _WORDS = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the text of the page."""
     from django.apps import apps  # noqa: PLC0415 - after the environment is set
 
     parts = [HEAD]
@@ -144,7 +144,7 @@ def _has_many_choices(field: Any) -> bool:
 
 
 def words_of(field: Any) -> str:
-    """What the page says of a field, or nothing."""
+    """Returns the description of a field, or an empty text."""
     general = _WORDS.get(field.name, "")
     return str(field.help_text) or _WORDS.get(f"{field.model.__name__}.{field.name}", general)
 
@@ -159,7 +159,7 @@ def _kind(field: Any) -> str:
 
 
 def _indexes(model: Any) -> Iterator[str]:
-    """The columns of each index, the primary key first."""
+    """Yields the columns of each index, the primary key first."""
     meta = model._meta
     key = getattr(meta.pk, "field_names", None) or [meta.pk.name]
     yield _columns(key) + " (primary key)"
@@ -177,7 +177,7 @@ def _indexes(model: Any) -> Iterator[str]:
 
 
 def _condition(condition: Any) -> str:
-    """A condition on rows in words."""
+    """Returns the condition of a partial index in words."""
     parts = []
     for child in condition.children:
         if not isinstance(child, tuple):
@@ -216,12 +216,12 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 
 def _sentences(docstring: str | None) -> str:
-    """A docstring as Markdown: double backquotes are single ones there."""
+    """Returns a docstring as Markdown, where double backquotes become single ones."""
     return re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(docstring or ""), flags=re.DOTALL)
 
 
 def _paragraphs(docstring: str | None) -> str:
-    """The same with lines of a page's length."""
+    """Returns a docstring as Markdown. Paragraphs with a line over 120 characters are wrapped."""
     parts = _sentences(docstring).split("\n\n")
     return "\n\n".join(_wrapped(part) if max(map(len, part.splitlines()), default=0) > 120 else part for part in parts)
 
@@ -235,7 +235,7 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    """Write the page, or compare."""
+    """Writes the page. With ``--check``, returns 1 if it differs from the models."""
     sys.path.insert(0, str(PROJECT))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     import django  # noqa: PLC0415 - after the environment is set

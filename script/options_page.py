@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Writes ``docs/reference/options.md`` from the commands' parsers: every command with its arguments, options and examples.
 
-Without arguments this writes the page; ``--check`` only compares, as ``tests/docs/test_options_page.py`` does.
+With ``--check`` it only compares, as ``tests/docs/test_options_page.py`` does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Each command with its arguments, as `--help` shows them. Written by `script/opti
 
 
 def page() -> str:
-    """The text of the page."""
+    """Returns the text of the page."""
     from replsite.management.commands.completion import own_commands, whole_parser  # noqa: PLC0415 - Django is set up by now
 
     parsers = _subparsers(whole_parser())
@@ -75,7 +75,7 @@ def _row(action: argparse.Action) -> str:
 
 
 def _short(text: str) -> str:
-    """The first sentences, as many as a cell takes: Django's own options say more."""
+    """Returns the first sentence, and further ones up to 180 characters. Help texts of Django's own options are longer."""
     kept, *more = re.split(r"(?<=\.) ", " ".join(text.split()))
     for sentence in more:
         if len(kept) + len(sentence) > 180:
@@ -95,12 +95,12 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _plain(text: str | None) -> str:
-    """As Markdown: nothing of it is markup."""
+    """Returns a text as Markdown, with all markup escaped."""
     return re.sub(r"([|<>*\[\]])", r"\\\1", " ".join((text or "").split()))
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Writes the page. With ``--check``, returns 1 if it differs from the commands."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
     sys.path.insert(0, str(PROJECT))
     import django  # noqa: PLC0415 - after the settings

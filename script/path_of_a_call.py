@@ -1,13 +1,14 @@
 #!/usr/bin/env python
-"""Prints the files that one call runs through: in the order in which the call enters them, with how often it changes file.
+"""Prints the files that one call runs through, in the order in which it enters them, and how often it changes file.
 
-``script/path_of_a_call.py [append] [persist] [--json]``. *append* is ``Stream.append`` of one fact, *persist* stores one message
-in a small room. Both run on a PostgreSQL of their own in a temporary folder, and several times before the one that is measured,
-so that connections, the writer's lease and caches are there. Only the calling thread is measured, and only files of the rooms.
+``script/path_of_a_call.py [append] [persist] [--json]``. *append* is ``Stream.append`` of one fact. *persist* stores one
+message in a small room. Both run on a PostgreSQL of their own in a temporary folder. Each runs several times before it is
+measured, so that connections, the writer's lease and caches are there. Only the calling thread is measured, and only
+files of our apps.
 
-*calls* are entries into functions, comprehensions and resumed generators, as the interpreter profiles them. *changes* is how
-often control passes into another file, by a call or a return. The figures are a thermometer: a change of file should be a
-change of subject.
+*calls* are entries into functions, comprehensions and resumed generators, as the interpreter profiles them. *changes* is
+how often control passes into another file, by a call or a return. The figures are a rough gauge of the design: a change
+of file should be a change of subject.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WARM_UP = 5
 
 
 class CallPath(NamedTuple):
-    """What one call ran through, in order."""
+    """The path of one call through our code, in order."""
 
     calls: list[tuple[str, str]]
     """File below the project, and qualified name of the function."""
@@ -39,16 +40,16 @@ class CallPath(NamedTuple):
 
     @property
     def files(self) -> list[str]:
-        """The files in the order in which they were entered first."""
+        """Returns the files in the order in which they were first entered."""
         return list(dict.fromkeys(file for file, _ in self.calls))
 
     def figures(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
+        """Returns the figures that ``--json`` prints."""
         return {"files": self.files, "changes": self.changes, "calls": len(self.calls)}
 
 
 def path_of(work: Callable[[], object]) -> CallPath:
-    """Returns the path of one call of ``work`` in this thread."""
+    """Runs ``work`` once in this thread and returns its path."""
     calls: list[tuple[str, str]] = []
     entered: list[str] = []  # the file that runs after each call and each return
     folders = tuple(f"{PROJECT / room}{os.sep}" for room in ROOMS)
@@ -58,7 +59,7 @@ def path_of(work: Callable[[], object]) -> CallPath:
             return
         if event == "call":
             calls.append((str(Path(frame.f_code.co_filename).relative_to(PROJECT)), frame.f_code.co_qualname))
-        else:  # through Django's frames back to ours
+        else:  # a return may pass through Django's frames before it reaches one of ours
             frame = frame.f_back
             while frame is not None and not frame.f_code.co_filename.startswith(folders):
                 frame = frame.f_back
@@ -78,7 +79,7 @@ def path_of(work: Callable[[], object]) -> CallPath:
 
 
 def append() -> CallPath:
-    """The path of an append of one fact, outside of a transaction."""
+    """Returns the path of an append of one fact, outside of a transaction."""
     from streams import registry  # noqa: PLC0415 - after Django is set up
     from streams.models import CacheInvalidation  # noqa: PLC0415
 
@@ -90,7 +91,7 @@ def append() -> CallPath:
 
 
 def persist() -> CallPath:
-    """The path of storing one message in a room of two members, on top of the message before it."""
+    """Returns the path of storing one message in a room of two members, on top of the message before it."""
     from events.persist import batch  # noqa: PLC0415 - after Django is set up
     from script.benchmarks.persist import BenchRoom, stored  # noqa: PLC0415
 
@@ -108,7 +109,7 @@ CALLS: dict[str, Callable[[], CallPath]] = {"append": append, "persist": persist
 
 
 def printed(name: str, path: CallPath) -> str:
-    """A path for people: figures, then a line for each file with the functions called there."""
+    """Returns a path as text: the figures, then a line for each file with the functions called there."""
     lines = [f"{name}: {len(path.files)} files, {path.changes} changes of file, {len(path.calls)} calls"]
     for file in path.files:
         functions = [function for place, function in path.calls if place == file]
@@ -117,7 +118,7 @@ def printed(name: str, path: CallPath) -> str:
 
 
 def measured(names: Sequence[str]) -> dict[str, CallPath]:
-    """The paths of these calls, on a database that is gone afterwards."""
+    """Returns the paths of these calls by name, on a database that is removed afterwards."""
     folder = tempfile.mkdtemp(prefix="replsite-path-")
     os.environ["REPLSITE_DATA_DIR"] = folder
     os.environ["REPLSITE_LOG_LEVEL"] = "ERROR"
@@ -142,7 +143,7 @@ def measured(names: Sequence[str]) -> dict[str, CallPath]:
 
 
 def main() -> int:
-    """Print the paths of the calls that were named, or of all."""
+    """Prints the paths of the calls that the command line names, or of all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("calls", nargs="*", metavar="call", help=f"one of: {', '.join(CALLS)} (all)")
     parser.add_argument("--json", action="store_true", help="an object of figures for each call, instead of text")

@@ -1,1 +1,1 @@
-"""The live page of the admin: what it shows, how changes reach the browser, who may look."""
+"""The live page of the admin: its figures, their HTML, the updates over a WebSocket, and the actions of operators."""

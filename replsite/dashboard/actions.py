@@ -1,8 +1,8 @@
-"""What an operator can do from the admin to a reader (disconnect, forget) and a writer (retire, end what it holds open).
+"""Serves the actions of operators in the admin: disconnect or forget a reader, retire a writer, end its open transactions.
 
-Each is a page that says what would happen, and happens by POST only, for staff with the permission, with a line in the admin's
-log. The work is that of ``manage.py streams retire``, ``abort`` and ``forget`` (``streams.writing.terminate``,
-``streams.follow``); nothing here waits for a process.
+Each action is a page that says what would happen. It is carried out by POST only, for staff with the permission, and
+leaves a line in the admin's log. The work is that of ``manage.py streams retire``, ``abort`` and ``forget``
+(``streams.writing.terminate``, ``streams.follow``). Nothing here waits for a process.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = ["action_urls"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an action would do: in words, and by a function that returns what was done."""
+    """A planned action: its effects in words, and the function that carries it out and returns the result in words."""
 
     title: str
     button: str
     sentences: Sequence[str]
     carry_out: Callable[[], str] | None
-    """Null: there is nothing to do."""
+    """None if there is nothing to do."""
     about: Any
-    """The row that the admin's log is to name."""
+    """The row that the entry in the admin's log names."""
 
 
 def _disconnect(name: str, by: str) -> Plan:
@@ -153,7 +153,10 @@ def _cursor() -> Iterator[Any]:
 
 
 def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None:
-    """Do it, say it, and leave a line in the admin's log; also when it failed, since a part of it may be done."""
+    """Carries the action out, shows the result, and writes it to the admin's log.
+
+    A failure is logged, too, because a part of the action may be done.
+    """
     try:
         done, say = carry_out(), messages.success
     except (driver.DatabaseError, StreamError) as error:
@@ -164,7 +167,11 @@ def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None
 
 
 def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[..., HttpResponse]:
-    """The page of one action; ``name`` is a parameter of the address."""
+    """Returns the view of one action on the reader or writer that the query parameter ``name`` names.
+
+    Without the permission the answer is 403, and without a name or with an unknown one 404. While the database is away, the
+    status is 503.
+    """
 
     def view(request: HttpRequest) -> HttpResponse:
         if not request.user.has_perm(permission):
@@ -173,13 +180,14 @@ def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[...,
         if not name or "\x00" in name:
             raise Http404("The address must name whom it is about.")
         try:
+            # A POST makes the plan again: it acts on what is there now, not on what the page showed.
             plan = plan_of(name, request.user.get_username())
         except driver.connection_gone as error:
             return away_response(request, error)
         if request.method == "POST" and plan.carry_out is not None:
             _act(request, plan, plan.carry_out)
             return HttpResponseRedirect(reverse("live"))
-        # only words: a template calls what can be called
+        # Only texts go into the context, not the plan: a template would call carry_out.
         said = {"title": plan.title, "sentences": plan.sentences, "button": plan.button}
         context = {**admin.site.each_context(request), **said}
         return TemplateResponse(request, "dashboard/action.html", context)
@@ -188,7 +196,7 @@ def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[...,
 
 
 def action_urls() -> list[URLPattern]:
-    """The pages of all actions."""
+    """Returns the URL patterns of all actions."""
     return [
         path("admin/actions/disconnect/", _view(_disconnect, "streams.disconnect_reader"), name="disconnect-reader"),
         path("admin/actions/forget/", _view(_forget, "streams.forget_reader"), name="forget-reader"),

@@ -1,7 +1,7 @@
-"""What the tables of the live page are made of: columns, cells, rows, groups, and how figures are said in a cell (pure).
+"""Defines the parts of the live page's tables: columns, cells, rows, groups, and how figures are written in a cell (pure).
 
-A cell is text, or a moment whose age is counted where it is shown; so a row changes only when something happened, not because a
-second went by. Nothing here is HTML: names that readers choose stay text all the way.
+A cell is text, or a moment whose age is computed where it is shown. So a row changes only when something happened, not
+because a second passed. Nothing here is HTML: names that readers choose stay text throughout.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _ROUNDED_FROM = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; numbers are set to the right."""
+    """A column of a table. Columns of numbers are aligned to the right."""
 
     title: str
     number: bool = False
 
 
 class Cell(TypedDict):
-    """``text``, smaller ``sub`` text below it, and what goes with them.
+    """A cell: ``text``, smaller ``sub`` text below it, and optional parts. Moments are in ISO 8601.
 
-    ``at`` is a moment whose age replaces the text, ``since`` one whose age follows the smaller text; ``series`` are the figures
-    of the last five minutes, drawn beside the text; ``share`` is how much is done, 0 to 1.
+    ``at`` is a moment whose age replaces the text. ``since`` is a moment whose age follows the smaller text. ``series`` are
+    the figures of the last five minutes, drawn beside the text. ``share`` is the part that is done, from 0 to 1.
     """
 
     text: str
@@ -65,9 +65,10 @@ class Cell(TypedDict):
 
 
 class Row(TypedDict):
-    """One line: its key within the group, how bad it is, its status word (in the second column), and its cells.
+    """A row of a table: its key within the group, its severity and its cells. The second cell is the status word.
 
-    ``id`` names its object in the admin's addresses; ``command`` is the part of its last cell that can be copied and run.
+    ``id`` names the row's object in the admin's addresses. ``command`` is the part of the last cell that can be copied
+    and run.
     """
 
     key: str
@@ -78,7 +79,7 @@ class Row(TypedDict):
 
 
 class Group(TypedDict):
-    """A stream with its writers, or a reader with its streams."""
+    """A head row with the rows below it: a stream with its writers, or a reader with its streams."""
 
     key: str
     head: Row
@@ -86,7 +87,7 @@ class Group(TypedDict):
 
 
 class Tile(TypedDict):
-    """One figure of the whole, at the top of the page."""
+    """A figure about the whole site, at the top of the page."""
 
     title: str
     severity: str
@@ -94,7 +95,7 @@ class Tile(TypedDict):
 
 
 class Page(TypedDict):
-    """Everything that the page shows of one snapshot. Storage is read less often; not everybody may see ``rooms``."""
+    """The whole page of one snapshot. Storage is read less often, at ``storage_at``. Only some viewers may see ``rooms``."""
 
     as_of: str
     storage_at: str
@@ -109,7 +110,10 @@ class Page(TypedDict):
 
 
 def row_of(key: str, status: Verdict, cells: Iterable[Cell], admin_id: str = "") -> Row:
-    """A line: the name, the status word, the other cells, and the sentence."""
+    """Returns a row: the first cell, the status word, the other cells, and the sentence of the status.
+
+    The row has a command only if the sentence contains it. ``admin_id`` names the row's object in the admin's addresses.
+    """
     name, *rest = cells
     row: Row = {
         "key": key,
@@ -124,13 +128,13 @@ def row_of(key: str, status: Verdict, cells: Iterable[Cell], admin_id: str = "")
 
 
 def head_row(status: Verdict, sentence: str, cells: Iterable[Cell], admin_id: str = "") -> Row:
-    """The first line of a group; it says something only when there is something to do."""
+    """Returns the first row of a group. Its sentence is empty if the status is fine."""
     said = "" if status.severity == Severity.FINE else sentence
     return row_of("", Verdict(status.word, status.severity, said, status.command), cells, admin_id)
 
 
 def text_cell(text: str, sub: str = "", since: datetime | None = None) -> Cell:
-    """Text, with smaller text below it, if there is any."""
+    """Returns a cell of text, with smaller text below it, if there is any."""
     cell: Cell = {"text": text}
     if sub:
         cell["sub"] = sub
@@ -140,7 +144,7 @@ def text_cell(text: str, sub: str = "", since: datetime | None = None) -> Cell:
 
 
 def moment_cell(at: datetime | None, sub: str = "") -> Cell:
-    """How long ago something was."""
+    """Returns a cell that shows the age of ``at``, or a dash if there is none."""
     cell = text_cell(NOTHING, sub)
     if at is not None:
         cell["at"] = at.isoformat()
@@ -148,29 +152,29 @@ def moment_cell(at: datetime | None, sub: str = "") -> Cell:
 
 
 def number_cell(number: int | None, sub: str = "", since: datetime | None = None) -> Cell:
-    """A number; nothing for none and for zero."""
+    """Returns a cell with a number, or just a dash for None and for zero."""
     return text_cell(count(number), sub, since) if number else text_cell(NOTHING)
 
 
 def lag_cell(facts: int, seconds: float, exact: bool) -> Cell:
-    """Lag in facts and in time."""
+    """Returns a cell with the lag in facts, and the lag in ``seconds`` below it. An inexact number reads "about"."""
     if not facts:
         return text_cell("0 facts")
     return text_cell(f"{'' if exact else 'about '}{counted(facts, 'fact')}", duration(seconds))
 
 
 def per_second(speed: float) -> str:
-    """``12/s``, ``0.4/s``; never negative."""
+    """Returns a rate as text: ``12/s``, or ``0.4/s`` if it is small. A negative rate is shown as zero."""
     return f"{count(round(speed))}/s" if speed >= 9.95 else f"{max(speed, 0.0):.1f}/s"
 
 
 def rounded(series: Series | Sequence[float | None]) -> list[float | None]:
-    """The figures with no more digits than a small picture shows, so that they change when it would."""
+    """Returns the figures with no more digits than a small picture shows. So they change only if the picture does."""
     return [None if value is None else round(value) if value >= _ROUNDED_FROM else round(value, 1) for value in series]
 
 
 def summed(found: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """The sum of several figures, step by step; unknown only where all are."""
+    """Returns the sum of several series, step by step. A step is None only where all series have None."""
     sums: list[float | None] = []
     for step in zip_longest(*found):
         known = [value for value in step if value is not None]
@@ -179,5 +183,5 @@ def summed(found: Sequence[Sequence[float | None]]) -> list[float | None]:
 
 
 def quoted_key(key: str) -> str:
-    """A key as the admin writes it into addresses."""
+    """Returns a key quoted as the admin of Django quotes it in addresses."""
     return "".join(f"_{ord(letter):02X}" if letter in _QUOTED else letter for letter in key)

@@ -1,11 +1,11 @@
-"""The WebSocket of the live page: staff only, one message per question.
+"""Serves the WebSocket of the live page: for staff only, one message per request.
 
-The browser says ``{"have": n}``, the number of the page that it shows (0: none). The answer is the next page's changes, once
-there is one: JSON, compressed, in one binary message. A hidden tab does not ask. Nothing is sent unasked, so a client that never
-reads fills no buffer. A client that asks too often, or says anything else, is closed.
+The browser sends ``{"have": n}``, the number of the page that it shows (0: none). The answer has the changes to the next
+page, as soon as there is one: JSON, compressed, in one binary message. A hidden tab does not ask. Nothing is sent without
+a request, so a client that never reads fills no buffer. A client that asks too often, or sends anything else, is closed.
 
-Why and with which code a viewer is closed is in ``viewers.Closing``; each is counted. The server closes a viewer that asks and
-never reads (``streams.replication.transport.http_limits``).
+The reasons and codes of closing are in ``replsite.metrics.live_page.Closing``, and each is counted. The server closes a
+client that asks and never reads (``streams.replication.transport.http_limits``).
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ __all__ = ["LiveConsumer"]
 log = get_logger(__name__)
 LONGEST_MESSAGE = 200
 MOST_MESSAGES_PER_SECOND = 10
-#: A viewer that logs out or loses the staff mark is shut out after this; then other rights take effect, too.
+#: Interval after which rights are read again. A viewer that logged out or is no staff any more is closed by then, and
+#: changed permissions take effect.
 RECHECK_SECONDS = 30.0
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
-    """One viewer."""
+    """The connection of one viewer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -52,7 +53,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self._is_ended = False
 
     async def connect(self) -> None:
-        """Let staff in, nobody else."""
+        """Accepts staff, and closes the connection of any other user."""
         refused = _refusal(self.scope.get("user"))
         if refused is not None:
             await self._end(refused)
@@ -61,7 +62,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
         await self.accept()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any) -> None:
-        """A question; anything else closes the connection."""
+        """Begins to answer a request. Anything else, or too many messages, closes the connection."""
         if self._is_ended:
             return
         if not self._within_rate():
@@ -72,27 +73,30 @@ class LiveConsumer(AsyncWebsocketConsumer):
             await self._end(Closing.NOT_UNDERSTOOD)
             return
         if self._answer is not None and not self._answer.done():
-            return  # asked twice: one answer is on its way
+            return  # a second request while the first is being answered: one answer serves both
         self._answer = asyncio.create_task(self._give_answer(have))
 
     async def disconnect(self, code: int) -> None:
-        """Stop waiting for the next page."""
+        """Cancels the wait for the next page."""
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.cancel()
-            await asyncio.wait([answer])
+            await asyncio.wait([answer])  # unlike awaiting the task, this does not raise its error
 
     async def _give_answer(self, have: int) -> None:
-        """An error ends the connection, so that the browser asks anew; often its end is what the error is about."""
+        """Sends the answer. An error closes the connection, so that the browser connects and asks again.
+
+        Often the error only reports that the connection has ended.
+        """
         try:
             await self._send_next(have)
-        except Exception as error:  # noqa: BLE001 - each server has its own word for a viewer that is gone
+        except Exception as error:  # noqa: BLE001 - each server has its own error for a connection that has ended
             log.info("live.not_answered", error=repr(error))
             with contextlib.suppress(Exception):
                 await self._end(Closing.FAILED)
 
     async def _end(self, why: Closing) -> None:
-        """Close, and count it once: a client that floods may say a lot more before it hears of it."""
+        """Closes the connection and counts that once: a client that floods may send much more before the close reaches it."""
         if not self._is_ended:
             self._is_ended = True
             closed[why.label] += 1
@@ -105,27 +109,30 @@ class LiveConsumer(AsyncWebsocketConsumer):
             return
         feed = feed_of_this_loop()
         tick = await feed.after(self._sent)
-        # the page is only what this viewer was sent last: no other can be on its screen
+        # Changes refer to the page that this connection sent last. If the browser names any other, it gets a whole page.
         await self.send(bytes_data=feed.message(have if have == self._sent else 0, tick, self._rights))
         self._sent = tick.number
 
     async def _check(self) -> Closing | None:
-        """Returns why the viewer is refused by now; looks up its rights at the first question, and once in a while."""
+        """Returns the reason to refuse the viewer from now on, or None.
+
+        Reads its rights at the first request, then at intervals.
+        """
         if time.monotonic() < self._check_due:
             return None
         try:
             user = await self._user()
             refused = _refusal(user)
             rights = self._rights if refused else await database_sync_to_async(rights_of)(user)
-        except DatabaseError:  # nobody can tell now: the answer says that, and the next question asks again
+        except DatabaseError:  # unknown while the database is away: the answer says so, the next request checks again
             return None
         self._check_due = time.monotonic() + RECHECK_SECONDS
         if rights != self._rights:
-            self._rights, self._sent = rights, 0  # what is on its screen was rendered for other rights
+            self._rights, self._sent = rights, 0  # the page on the screen was rendered for other rights: send it whole
         return refused
 
     async def _user(self) -> Any:
-        """Reads the session anew, as that of the scope stays what it was at the handshake."""
+        """Returns the user of the session as it is stored now. The scope only has the session of the handshake."""
         if "session" not in self.scope:
             return self.scope["user"]
         session = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)
@@ -140,14 +147,14 @@ class LiveConsumer(AsyncWebsocketConsumer):
 
 
 def _refusal(user: Any) -> Closing | None:
-    """Why this user is refused; None: welcome."""
+    """Returns the reason to refuse this user, or None for active staff."""
     if user is None or not user.is_authenticated:
         return Closing.ANONYMOUS
     return None if user.is_active and user.is_staff else Closing.NO_STAFF
 
 
 def _parse(text: str | None) -> int | None:
-    """The number in ``{"have": n}``; None when it is anything else."""
+    """Returns the number in ``{"have": n}``, or None if the message is anything else or too long."""
     if text is None or len(text) > LONGEST_MESSAGE:
         return None
     try:
@@ -155,4 +162,5 @@ def _parse(text: str | None) -> int | None:
     except (ValueError, RecursionError):
         return None
     have = said.get("have") if isinstance(said, dict) else None
+    # JSON's true is a bool, and Python's bool is an int.
     return have if isinstance(have, int) and not isinstance(have, bool) and have >= 0 else None

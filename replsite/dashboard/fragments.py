@@ -1,8 +1,9 @@
-"""The live page as fragments of HTML: rendered once a tick, shared by all viewers with the same rights.
+"""Renders the live page as fragments of HTML, once per tick for all viewers with the same rights.
 
-A table is ``[(group key, [(row key, row), …]), …]``; a row is its opening tag and its cells. The first rendering and the
-messages over the WebSocket are made of the same rows, so they cannot disagree. A fragment holds moments, not ages: it changes
-when something happened, not because a second went by. Without JavaScript the ages of the first rendering stay.
+A table is ``[(group key, [(row key, row), …]), …]``. A row is a list of its opening tag and its cells. The first
+rendering and the messages over the WebSocket are made of the same rows, so they cannot disagree. A fragment holds
+moments, not ages, so it changes when something happened, not because a second passed. Without JavaScript the ages of the
+first rendering stay.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from replsite.humanize import duration
 __all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of"]
 
 Table = list[tuple[str, list[tuple[str, list[str]]]]]
-"""Rows by key, in groups by key, in their order."""
+"""Groups with their keys, in order; in each the rows with their keys, in order."""
 
-#: Beside these words the sentence says nothing more.
+#: Status words that need no sentence beside them, if the severity is fine.
 _WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
 _QUIET_WORDS = ("idle", "retired", "gone", "done", "")
 _PICTURE_HEIGHT = 32
 _SINGLE = ("storage_at", "state", "summary")
 
 
-#: The objects that rows are about, by table: who may view them is led to their pages.
+#: App and model of the objects that rows are about, by table. Viewers who may view them get links to their pages.
 _OBJECTS = {
     "streams": ("streams", "streamposition"),
     "readers": ("streams", "reader"),
@@ -45,13 +46,13 @@ _RIGHTS = (SEE_ROOMS, *(f"{app}.view_{model}" for app, model in _OBJECTS.values(
 
 
 def rights_of(user: Any) -> frozenset[str]:
-    """Returns the permissions of a user that decide what the page shows; it queries the database."""
+    """Returns the permissions of a user that decide what the page shows. Queries the database."""
     return frozenset(right for right in _RIGHTS if user.has_perm(right))
 
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """A page as HTML, for viewers with the same rights, and the moments of its figures."""
+    """A page as HTML for viewers with the same rights, with the moments of its figures."""
 
     as_of: str
     storage_at: str
@@ -61,10 +62,13 @@ class Fragments:
 
 
 def render(page: Page, rights: frozenset[str], now: datetime | None = None) -> Fragments:
-    """Renders what viewers with these rights may see; with ``now`` ages are written, for a page without JavaScript."""
+    """Returns what viewers with these rights may see of the page, as HTML.
+
+    With ``now``, the ages at that moment are written into it, for a page without JavaScript.
+    """
     shown = {name: page[name] for name in SHOWN}  # type: ignore[literal-required]
     if SEE_ROOMS not in rights:
-        shown["rooms"] = []  # not left out: they go from a page that is open when its viewer may see them no more
+        shown["rooms"] = []  # emptied, not left out: a viewer that loses the permission loses the rooms on an open page
     links = {
         name: reverse(f"admin:{app}_{model}_change", args=["~"])
         for name, (app, model) in _OBJECTS.items()
@@ -80,10 +84,11 @@ def render(page: Page, rights: frozenset[str], now: datetime | None = None) -> F
 
 
 def changes(old: Fragments | None, new: Fragments) -> dict[str, Any]:
-    """Returns what turns one page into the next: ``state``, ``summary`` and the tables by their names, if they differ.
+    """Returns what turns page ``old`` into ``new``; without ``old``, the whole page.
 
-    A table has all of its groups in their order, null for one that stays as it is; a group has all of its rows, null for one
-    that stays; a row is HTML, or the cells that differ by their number.
+    It has ``as_of``, and of ``storage_at``, ``state``, ``summary`` and the tables those that differ, by name. A table has
+    all of its groups in their order, with null for an unchanged one. A group has all of its rows, with null for an
+    unchanged one. A row is HTML, or its changed cells by their number from 0.
     """
     if old is None:
         old = Fragments("", "", "", "", {})
@@ -155,7 +160,7 @@ def _row(
     for column, cell in zip(table.columns[2:], figures, strict=False):
         number = ' class="live-number"' * column.number
         cells.append(f'<td{number} data-label="{column.title}">{_inside(cell, now)}</td>')
-    if table.has_menu and not row["key"].startswith("\n"):
+    if table.has_menu and not row["key"].startswith("\n"):  # the row of readers left out has no menu
         cells.append(
             '<td class="live-more-cell"><button type="button" class="live-more" aria-haspopup="true" '
             f'aria-label="More about {label}">⋯</button></td>'
@@ -164,7 +169,7 @@ def _row(
 
 
 def _inside(cell: Cell, now: datetime | None, link: str = "") -> str:
-    """Renders what is in a cell: text, smaller text, a picture of the last minutes, how much is done."""
+    """Returns a cell as HTML: text, smaller text, the picture of the last minutes, and the part that is done."""
     text, about = escape(cell["text"]), ""
     if "at" in cell:
         text, about = f"{_age(cell['at'], now)} ago" if now else "", f' data-at="{cell["at"]}"'
@@ -190,7 +195,7 @@ def _age(moment: str, now: datetime) -> str:
 
 
 def _picture(series: Sequence[float | None]) -> str:
-    """Draws five minutes as a line. The figure beside it says the same in words, so screen readers skip it."""
+    """Returns a line of five minutes as SVG. Screen readers skip it, because the figure beside it says the same."""
     highest = max(1e-9, *(value or 0.0 for value in series))
     points = [
         (2 * step + 1, value is not None, round((1 - (value or 0.0) / highest) * (_PICTURE_HEIGHT - 6)) + 3)
@@ -199,6 +204,7 @@ def _picture(series: Sequence[float | None]) -> str:
     line = area = ""
     for is_known, run in groupby(points, key=lambda point: point[1]):
         if is_known:
+            # A single point gets a short line, because a path of one point draws nothing.
             path = [f"{x} {y}" for x, _, y in run]
             line += f"M{'L'.join(path)}" + "h.1" * (len(path) == 1)
             area += f"M{path[0].split()[0]} {_PICTURE_HEIGHT}L{'L'.join(path)}V{_PICTURE_HEIGHT}Z"
@@ -207,7 +213,7 @@ def _picture(series: Sequence[float | None]) -> str:
 
 
 def _sentence(text: str, command: str) -> str:
-    """Renders a sentence; the command in it gets a button that copies it."""
+    """Returns a sentence as HTML. The command in it gets a button that copies it."""
     if not text:
         return ""
     before, found, after = text.partition(command) if command else (text, "", "")

@@ -1,4 +1,4 @@
-"""The admin's sidebar: the live page first, then the tables of each room that the user may see."""
+"""Supplies the admin with its sidebar, its icon, and a style for browsers that run no scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ __all__ = ["favicon", "noscript_style", "sidebar"]
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
-    """Groups of links; unfold asks for them on every page."""
+    """Returns groups of links: live page, history and statistics first, then for each app the tables that the user may see.
+
+    The theme (unfold) calls this for every page.
+    """
     watch = {"title": "Live streams", "icon": "monitoring", "link": reverse_lazy("live")}
     history = {"title": "History", "icon": "timeline", "link": reverse_lazy("live-history")}
     statistics = {"title": "Statistics", "icon": "bar_chart", "link": reverse_lazy("statistics")}
@@ -25,10 +28,10 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
 
 
 def favicon(request: HttpRequest) -> str:
-    """Address of the icon in the browser's tab."""
+    """Returns the address of the icon in the browser's tab."""
     return static("dashboard/icon.svg")
 
 
 def noscript_style(request: HttpRequest) -> str:
-    """Address of the style that shows pages where scripts do not run."""
+    """Returns the address of the style that shows pages where scripts do not run."""
     return static("dashboard/noscript.css")

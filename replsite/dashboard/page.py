@@ -1,8 +1,8 @@
-"""The live page as data: tables of groups of rows of cells, said in words (pure).
+"""Builds the live page as data: tables of groups of rows of cells, with all their texts (pure).
 
-The page in the browser (``fragments``) and ``manage.py streams`` are made of this, so they cannot disagree. A cell is text, or a
-moment whose age is counted where it is shown; so a row changes only when something happened, not because a second went by.
-Nothing here is HTML: names that readers choose are escaped where they are shown.
+The page in the browser (``fragments``) and ``manage.py streams`` are both made from this data, so they cannot disagree.
+A cell is text, or a moment whose age is computed where it is shown. So a row changes only when something happened, not
+because a second passed. Nothing here is HTML: names that readers choose are escaped where they are shown.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ __all__ = [
     "live_page_data",
 ]
 
-#: So many readers that need a look (the worst), that are fine, and that ended, are listed at most, so that the page stays below
-#: a megabyte when all thousand are stuck at once; ``streams --json`` has all of them.
+#: Limits of the readers that are listed: those that need a look (the worst), those that are fine, and those that ended.
+#: They keep the page below a megabyte when a thousand readers are stuck at once. ``streams --json`` has all readers.
 BAD_READERS_SHOWN = 100
 FINE_READERS_SHOWN = 100
 CLOSED_READERS_SHOWN = 10
-#: So many problems are named below the worst one; all are in the tables.
+#: Number of problems that are named below the worst one. All of them are in the tables.
 PROBLEMS_SHOWN = 4
 
 STREAMS = (
@@ -105,7 +105,7 @@ JOBS = (
     Column("Began", number=True),
     Column("What it means"),
 )
-#: What is told of each kind of count; commands are for the metrics.
+#: Title and sentence for each kind of count. Counts of commands are not on the page, only in the metrics.
 _COUNTED = {
     "closed": ("Connections that ended", "Why, since the tables were made."),
     "refused": ("Connections that were refused", "Nobody of these came in."),
@@ -114,7 +114,7 @@ _COUNTED = {
 
 
 def live_page_data(snapshot: Snapshot) -> Page:
-    """The page of a snapshot; worst first, as the snapshot is."""
+    """Returns the page of a snapshot. Rows keep the snapshot's order, worst first."""
     storage = snapshot.storage
     return {
         "as_of": snapshot.as_of.isoformat(),
@@ -131,9 +131,9 @@ def live_page_data(snapshot: Snapshot) -> Page:
 
 
 def _health(health: Health) -> dict[str, object]:
-    """The worst first, in the sentence; then some of the others, and how many more there are.
+    """Returns the health of the site: the worst problem as a sentence, a few others, and the number of the rest.
 
-    ``said`` is for who listens: it has no figures that change by themselves.
+    ``said`` is the text for screen readers. It has no figures that change by themselves.
     """
     others = health.problems[1:]
     problems = [
@@ -166,6 +166,7 @@ def _stream_group(stream: StreamView) -> Group:
         number_cell(sum(writer.pending_facts for writer in stream.writers)),
         moment_cell(stream.last_fact_at),
     ]
+    # The sentence names the writer from which the stream has its status, if it is one of these.
     culprits: tuple[WriterView | ExpectedView, ...] = (*stream.writers, *stream.expected)
     culprit = next((writer for writer in culprits if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
@@ -177,7 +178,7 @@ def _stream_group(stream: StreamView) -> Group:
 
 
 def _expected_row(one: ExpectedView) -> Row:
-    """A writer that has to be there and is not, or that writes too little."""
+    """Returns the row of an expected writer that is missing or writes too little."""
     living = f"{count(one.living)} alive" if one.living else "expected"
     written = text_cell(NOTHING) if one.facts_last_hour is None else text_cell(count(one.facts_last_hour), "last hour")
     return row_of(
@@ -188,7 +189,7 @@ def _expected_row(one: ExpectedView) -> Row:
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
-    """What a linear reader waits for: the lag of the writer that is furthest behind."""
+    """Returns the lag of the writer that is furthest behind. A linear reader waits for that writer."""
     worst = max(active, key=lambda writer: writer.behind_facts, default=None)
     return (
         text_cell(NOTHING) if worst is None else lag_cell(worst.behind_facts, worst.behind_seconds, worst.behind_exact)
@@ -196,7 +197,7 @@ def _waited_for(active: Sequence[WriterView]) -> Cell:
 
 
 def _written(stream: StreamView, active: Sequence[WriterView]) -> Cell:
-    """How fast the stream grows, now and in the last minutes."""
+    """Returns the facts per second of all active writers now, with the series of the last minutes."""
     return _speed(sum(writer.facts_per_second or 0.0 for writer in active), stream.recent)
 
 
@@ -221,7 +222,7 @@ def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
 
 
 def _process(writer: WriterView) -> Cell:
-    """The writer with its host, its process, the version of that, and for how long it runs."""
+    """Returns the writer's name. Below it are host, process, version, and the time since a running process started."""
     process = f"process {writer.process_id}" if writer.process_id else ""
     where = ", ".join(part for part in (writer.host, process) if part)
     version = "" if writer.version == UNRELEASED else writer.version
@@ -230,7 +231,10 @@ def _process(writer: WriterView) -> Cell:
 
 
 def _pending(writer: WriterView) -> Cell:
-    """Pending facts: the transaction of the oldest, since when its session's last query runs, and for how long it is pending."""
+    """Returns the number of pending facts, with details of the oldest one.
+
+    These are its transaction, the start of the last query in that session, and the time since which the fact is pending.
+    """
     query = writer.oldest_pending_query_at
     about = [
         f"transaction {writer.oldest_pending_transaction}" if writer.oldest_pending_transaction is not None else "",
@@ -240,7 +244,10 @@ def _pending(writer: WriterView) -> Cell:
 
 
 def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
-    """So many of those that need a look, of those that are fine, and of those that ended; then how many more there are."""
+    """Returns the readers that need a look, those that are fine and those that ended, up to a limit for each of these kinds.
+
+    For each kind with more readers, a further row has the number of those left out.
+    """
     closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
     bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
     fine = [r for r in readers if r.closed_at is None and r.status.severity < Severity.WARNING]
@@ -262,7 +269,7 @@ _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that
 
 
 def _more_readers(name: str, left_out: Sequence[ReaderView]) -> Group:
-    """The line that stands for those that are not listed. Its key is none of a reader's."""
+    """Returns the row that stands for the readers left out. Its key begins with a newline, so it is no reader's."""
     cells = [text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}"), *_blank(len(READERS) - 3)]
     severity = left_out[0].status.severity if name == "bad" else Severity.FINE
     status = Verdict(
@@ -276,7 +283,7 @@ def _blank(number: int, text: str = "") -> list[Cell]:
 
 
 def _reader_group(reader: ReaderView) -> Group:
-    if reader.closed_at is not None:  # its lines are history: nothing to do, but the reason is worth a word
+    if reader.closed_at is not None:  # its streams are history: there is nothing to do, but the reason is shown
         cells = [_who(reader), *_blank(3, NOTHING), _sent(reader), text_cell(NOTHING), moment_cell(reader.connected_at)]
         return {"key": reader.key, "head": row_of("", reader.status, cells, quoted_key(reader.key)), "rows": []}
     if reader.status.word == ReaderWord.NEVER_SEEN:
@@ -306,14 +313,14 @@ def _who(reader: ReaderView) -> Cell:
 
 
 def _position(view: ReaderStreamView, kind: str) -> Cell:
-    """What its position means: a connection's is what was sent to it, others tell what they have handled."""
+    """Returns the position, marked as sent for a connection and as handled for other readers."""
     lowest = "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else ""
     said = "sent" if kind == "connection" else "handled"
     return text_cell(count(view.position), " · ".join(part for part in (said, lowest) if part))
 
 
 def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
-    """The lag, and what was put aside on the way."""
+    """Adds the number of dead letters to a cell with the lag, and returns the cell."""
     if parked := sum(view.parked_facts for view in streams):
         more = "" if all(view.parked_exact for view in streams) else "more than "
         cell["sub"] = " · ".join(part for part in (cell.get("sub", ""), f"{more}{count(parked)} parked") if part)
@@ -321,11 +328,12 @@ def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
 
 
 def _trend(streams: Sequence[ReaderStreamView]) -> Cell:
-    """Whether the lag grows or falls, how fast, and when it is gone at that rate; beside it the last five minutes."""
+    """Returns how the lag grows or falls per second, and when it ends at that rate, with the series of five minutes."""
     lagging = [view for view in streams if view.lag_facts]
     changes = [view.lag_change_per_second for view in lagging if view.lag_change_per_second is not None]
     ends = [view.seconds_to_current for view in lagging]
     soon = [end for end in ends if end is not None]
+    # The lag ends when the slowest stream is current. If the end is unknown for one of them, none is shown.
     until = f"current in {duration(max(soon))}" if soon and len(soon) == len(ends) else ""
     cell = text_cell(_movement(sum(changes)) if changes else NOTHING, until)
     if any(view.recent for view in streams):
@@ -340,7 +348,7 @@ def _movement(change: float) -> str:
 
 
 def _sent(reader: ReaderView) -> Cell:
-    """How fast bytes come and go, and how many went out in all."""
+    """Returns the bytes per second out and in, with the total sent. While the rates are unknown, returns the totals."""
     if not reader.bytes_out and not reader.bytes_in:
         return text_cell(NOTHING)
     if reader.bytes_out_per_second is None or reader.bytes_in_per_second is None:
@@ -350,7 +358,7 @@ def _sent(reader: ReaderView) -> Cell:
 
 
 def _unsent(reader: ReaderView) -> Cell:
-    """What waits in the server's buffer, and when the limit is reached at the present rate."""
+    """Returns the bytes in the server's buffer, and the time until its limit is reached at the present rate."""
     left = reader.seconds_to_overflow
     return text_cell(
         byte_size(reader.buffer_bytes) if reader.buffer_bytes else NOTHING,
@@ -419,6 +427,6 @@ def _reports(key: str, title: str, number: str, rows: list[Row], sentence: str =
 
 
 def _report(key: str, cells: Sequence[Cell | str], sentence: str = "") -> Row:
-    """Nothing that workers report is good or bad by itself: there is no status word."""
+    """Returns a row without a status word, because nothing that workers report is good or bad by itself."""
     said = [text_cell(cell) if isinstance(cell, str) else cell for cell in cells]
     return row_of(key, Verdict("", Severity.FINE, sentence), said)

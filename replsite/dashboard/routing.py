@@ -1,4 +1,4 @@
-"""WebSocket addresses of the site; ``replsite.asgi`` wraps them with the session and the check of the origin."""
+"""Declares the WebSocket addresses of the site. ``replsite.asgi`` adds the session and the check of the origin."""
 
 from channels.security.websocket import WebsocketDenier
 from django.urls import path, re_path
@@ -9,5 +9,6 @@ __all__ = ["websocket_urlpatterns"]
 
 websocket_urlpatterns = [
     path("ws/live/", LiveConsumer.as_asgi()),
-    re_path("", WebsocketDenier.as_asgi()),  # no address of ours: without this an error with its trace for each request
+    # Any other address is refused. Without this, each request to one ends in an error with a traceback.
+    re_path("", WebsocketDenier.as_asgi()),
 ]

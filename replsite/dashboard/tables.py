@@ -1,4 +1,4 @@
-"""The tables of the live page in their order: title, what they tell, and what stands there while they are empty (pure)."""
+"""Declares the tables of the live page in their order: title, description, and the text while a table is empty (pure)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SHOWN", "ShownTable"]
 
 @dataclass(frozen=True, slots=True)
 class ShownTable:
-    """What stands around a table. The last column, what a status means, is shown beside the name or the word."""
+    """The columns of a table and the texts around it. The last column, the sentence, is shown beside the name or status word."""
 
     title: str
     about: str
@@ -26,7 +26,7 @@ class ShownTable:
 
     @property
     def headings(self) -> list[Column]:
-        """The columns that are shown as such."""
+        """Returns the columns that have a heading: not the last one, and the status only if the rows have status words."""
         return [column for column in self.columns[:-1] if column.title != "Status" or self.has_words]
 
 

@@ -1,12 +1,15 @@
-"""One tick a second for all viewers of this process.
+"""Takes one page per second and shares it between all viewers of this process.
 
-A viewer asks for the page after the one it has; nobody is sent anything that was not asked for, so a slow, hidden or silent
-browser costs nothing and no buffer grows. While nobody asks, nothing is read. However many viewers there are, a tick is one look
-at the database, it is rendered once for viewers with the same rights, and what they are sent is compressed once for each page
-that they may have. Only the last few pages are kept; a viewer that has an older one gets everything.
+A viewer asks for the page after the one that it shows. Nothing is sent without a request, so a slow, hidden or silent
+browser costs nothing and no buffer grows. While no viewer asks, nothing is read.
 
-Assumes one event loop per feed. The database is read in a thread of the feed's own, whose connection is closed when the
-last viewer is gone. A database that does not answer is said to be away; its answer is waited for all the same, by nobody else.
+However many viewers there are, a tick reads the database once. The page is rendered once for all viewers with the same
+rights. The message to them is compressed once for each page that they may have. Only the last few pages are kept: a
+viewer that shows an older one gets the whole page.
+
+Assumes one event loop per feed. The database is read in a thread of the feed, and its connection is closed after the
+last viewer is gone. If the database does not answer in time, the viewers get an error. The feed goes on waiting for that
+answer, and starts no second read meanwhile.
 """
 
 from __future__ import annotations
@@ -35,31 +38,31 @@ __all__ = ["LiveFeed", "Tick", "feed_of_this_loop"]
 
 log = get_logger(__name__)
 TICK_SECONDS = 1.0
-#: A look at the database that takes longer is told as a database that does not answer.
+#: If reading the database takes longer, the viewers get an error: it does not answer.
 PATIENCE_SECONDS = 5.0
-#: Pages of so many ticks are kept, to tell what changed since.
+#: Number of ticks whose pages are kept, to find what changed since a viewer's page.
 TICKS_KEPT = 5
 
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """A page with its number; or, without a page, why there is none."""
+    """A page with its number. If there is no page, ``error`` is the reason."""
 
     number: int
     page: Page | None
     error: str = ""
     rendered: dict[frozenset[str], Fragments] = field(default_factory=dict)
-    """By the rights of viewers."""
+    """The page as HTML, by the rights of viewers."""
 
     def fragments(self, rights: frozenset[str]) -> Fragments | None:
-        """Returns what viewers with these rights see of the page; it is rendered once."""
+        """Returns the page as HTML for viewers with these rights, or None if there is no page. Renders it once."""
         if rights not in self.rendered and self.page is not None:
             self.rendered[rights] = render(self.page, rights)
         return self.rendered.get(rights)
 
 
 class LiveFeed:
-    """Takes a page per tick while anybody waits for one."""
+    """A source of pages for viewers: one page per tick, as long as a viewer waits."""
 
     def __init__(
         self,
@@ -79,10 +82,14 @@ class LiveFeed:
         self._no_snapshot = Condition(log, "live.no_snapshot", "live.snapshot_again")
 
     async def after(self, number: int) -> Tick:
-        """The first tick with a higher number; waits for it. A tick from before a pause is never given."""
+        """Waits until there is a tick with a higher number, and returns the newest.
+
+        A tick from before a pause, in which no viewer waited, is never returned.
+        """
         self._waiting += 1
         try:
             if self._task is None or self._task.done():
+                # The feed stood still, so its latest tick may be old. The viewer waits for the next one.
                 number = max(number, self._latest.number)
                 self._task = asyncio.create_task(self._run())
             while self._latest.number <= number:
@@ -92,10 +99,13 @@ class LiveFeed:
             self._waiting -= 1
 
     def message(self, have: int, tick: Tick, rights: frozenset[str]) -> bytes:
-        """Returns what a viewer that has page ``have`` is sent for a tick; viewers with the same rights share it."""
+        """Returns the compressed message that leads a viewer from page ``have`` to the page of ``tick``.
+
+        If page ``have`` is not kept any more, the message has the whole page. Viewers with the same rights share messages.
+        """
         old = next((one for one in self._kept if one.number == have and one is not tick), None)
         key = old.number if old is not None else 0, rights
-        if tick is not self._latest:  # a viewer so slow that the next tick came first
+        if tick is not self._latest:  # the viewer is slow and a newer tick is out: messages of this one are not kept
             return _message(old, tick, rights)
         if key not in self._messages:
             self._messages[key] = _message(old, tick, rights)
@@ -105,16 +115,19 @@ class LiveFeed:
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, thread_name_prefix="replsite-live") as thread:
             try:
+                # Viewers ask again during the sleep. If none did, the loop ends, and the next call of after() starts it.
                 while self._waiting:
                     due = loop.time() + self._tick_seconds
                     self._publish(await self._look(loop.run_in_executor(thread, self._read)))
                     await asyncio.sleep(max(0.0, due - loop.time()))
             finally:
+                # Django keeps connections per thread: only the thread that opened this one can close it.
                 thread.submit(connections.close_all)
 
     async def _look(self, reading: asyncio.Future[Tick]) -> Tick:
-        """The page; meanwhile those who wait are told when it takes too long."""
+        """Returns the tick that is being read. Publishes an error each time that the patience ends before the read does."""
         while True:
+            # Unlike wait_for, wait does not cancel the read at the timeout: the next round waits for the same one.
             done, _ = await asyncio.wait([reading], timeout=self._patience_seconds)
             if done:
                 return reading.result()
@@ -126,11 +139,12 @@ class LiveFeed:
         self._latest = tick
         self._kept.append(tick)
         self._messages.clear()
+        # Viewers that wait hold the old event and wake up. Those that ask from here on wait for the new one.
         self._next.set()
         self._next = asyncio.Event()
 
     def _read(self) -> Tick:
-        """Reads and renders the page in the feed's thread, for the rights of those who saw the last one."""
+        """Reads the page in the feed's thread, and renders it for all rights that the last page was rendered for."""
         try:
             close_old_connections()
             tick = Tick(0, live_page_data(self._get()))
@@ -141,7 +155,7 @@ class LiveFeed:
         except DatabaseError as error:
             self._no_snapshot.begins(error)
             return Tick(0, None, AWAY)
-        except Exception:  # a defect of ours must not leave all viewers waiting for ever
+        except Exception:  # a bug in the page must not leave all viewers waiting forever
             log.exception("live.page_failed")
             return Tick(0, None, "The page cannot be made; the site's log says why.")
 
@@ -157,7 +171,7 @@ _feeds: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LiveFeed] = weakref
 
 
 def feed_of_this_loop() -> LiveFeed:
-    """The feed that all viewers of this process share."""
+    """Returns the feed that all viewers on the running event loop share."""
     loop = asyncio.get_running_loop()
     feed = _feeds.get(loop)
     if feed is None:

@@ -1,4 +1,4 @@
-"""The live page over HTTP: first rendering, and the same data as JSON for browsers without a WebSocket. Staff only."""
+"""Serves the live page over HTTP, to staff only: its first rendering, and its data as JSON for use without a WebSocket."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from replsite.snapshot.shared import SHARED
 
 __all__ = ["live_data", "live_page"]
 
+#: Placeholder for a job's ID in an address, replaced by ``~``: the URL pattern takes numbers only.
 _NO_JOB = 987_654_321
-#: What a row's menu offers, and who may.
+#: Entries of a row's menu, each with the permission that it needs.
 _ACTIONS = {
     "disconnect": "streams.disconnect_reader",
     "forget": "streams.forget_reader",
@@ -56,7 +57,7 @@ def _live_page(request: HttpRequest) -> HttpResponse:
 
 
 def _addresses() -> dict[str, str]:
-    """Returns where a row's menu leads; ``~`` stands for what the row names."""
+    """Returns the address of each entry in a row's menu. ``~`` stands for the row's name or ID."""
     found = {"cancel": reverse("admin:pipeline_job_cancel", args=[_NO_JOB]).replace(str(_NO_JOB), "~")}
     actions = {
         "disconnect": "disconnect-reader",
@@ -74,7 +75,10 @@ live_page = admin.site.admin_view(_live_page)
 @gzip_page
 @require_safe
 def live_data(request: HttpRequest) -> HttpResponse:
-    """Everything on the page, in the form of the WebSocket's first message. 403 instead of a login page."""
+    """Returns the whole page as JSON, in the form of the WebSocket's first message.
+
+    Viewers who are not staff get 403 instead of the login page. While the database is away, the status is 503.
+    """
     try:
         if not admin.site.has_permission(request):
             return JsonResponse({"error": "Log in as staff."}, status=403)

@@ -1,1 +1,1 @@
-"""The embedded PostgreSQL: started when ``DATABASE_URL`` is unset and someone connects, stopped after the last user."""
+"""The embedded PostgreSQL: started at the first connection if ``DATABASE_URL`` is unset, stopped after its last user."""

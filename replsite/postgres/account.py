@@ -1,9 +1,11 @@
-"""As whom the server's programs run.
+"""Chooses the account that runs the server's programs.
 
-PostgreSQL refuses to run as root. An ordinary user runs it as is. Root runs it as the owner of an existing cluster,
-else as ``postgres``, else as ``nobody``. Folders above the cluster or the programs may be closed to that account
-(``/root``, a private temporary folder): their modes belong to others and stay as they are; instead the child is given
-the one capability that lets it pass. Which one is needed is found by trying.
+PostgreSQL refuses to run as root. An ordinary user runs it under its own account. Root runs it as the owner of an
+existing cluster, else as ``postgres``, else as ``nobody``.
+
+Folders above the cluster or the programs may be closed to that account (``/root``, a private temporary folder). Their
+modes belong to others and stay as they are. Instead the child process gets the one capability that lets it pass. Which
+one it needs is found by trying.
 """
 
 from __future__ import annotations
@@ -20,38 +22,45 @@ from replsite.postgres.folder import Folder
 
 __all__ = ["Account", "choose_account"]
 
-# The first passes through closed folders, the second also runs programs whose own mode is closed (umask 077).
+# Tried in this order: none; one that passes through closed folders; one that also runs programs whose own mode is
+# closed (umask 077).
 _CAPABILITIES = ("", "dac_read_search", "dac_override")
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account that programs are run as; ``uid`` None means: as the caller."""
+    """An account to run programs as. With ``uid`` None, programs run as the caller."""
 
     uid: int | None = None
     gid: int | None = None
     capability: str = ""
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """The command line that runs ``arguments`` as this account; it replaces itself, so the process stays one."""
+        """Returns the command line that runs ``arguments`` as this account.
+
+        It starts one process, not two: ``setpriv`` replaces itself by the program.
+        """
         words = [str(argument) for argument in arguments]
         if self.uid is None:
             return words
         prefix = ["setpriv", f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
         if self.capability:
-            # Without the securebit access(2), by which the programs find each other, would not see the capability.
+            # The programs find each other by access(2), which ignores the capability unless this securebit is set.
             prefix += [f"--inh-caps=+{self.capability}", f"--ambient-caps=+{self.capability}"]
             prefix += ["--securebits=+no_setuid_fixup"]
         return [*prefix, "--", *words]
 
     def own(self, path: Path) -> None:
-        """Give the account a file or folder that the caller made."""
+        """Makes the account the owner of a file or folder that the caller created."""
         if self.uid is not None:
             os.chown(path, self.uid, self.gid if self.gid is not None else -1)
 
 
 def choose_account(folder: Folder, programs: Path) -> Account:
-    """The account that can run ``programs`` on ``folder``. Raises FolderClosed when there is none."""
+    """Returns the account that can run ``programs`` on ``folder``.
+
+    Raises FolderClosed if there is none, and BinariesMissing if the caller is root and ``setpriv`` is missing.
+    """
     if os.geteuid() != 0:
         return Account()
     if shutil.which("setpriv") is None:
@@ -74,7 +83,10 @@ def choose_account(folder: Folder, programs: Path) -> Account:
 
 
 def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
-    """Owner of the cluster when it exists, else the account for servers."""
+    """Returns user and group of the cluster's owner. Without a cluster, or if root owns it, those of a server account.
+
+    Raises FolderClosed if neither ``postgres`` nor ``nobody`` exists.
+    """
     if cluster.exists() and (owner := cluster.stat()).st_uid != 0:
         return owner.st_uid, owner.st_gid
     for name in ("postgres", "nobody"):
@@ -90,7 +102,7 @@ def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
 
 
 def _refusal(account: Account, folder: Folder, programs: Path) -> str:
-    """What the system says when the account tries the folder and a program; empty when both work."""
+    """Returns the error of the system if the account cannot use the folder or a program, empty if it can use both."""
     postgres = programs / "postgres"
     for attempt in (("ls", "-d", f"{folder.path}/."), ("test", "-x", postgres), (postgres, "--version")):
         done = subprocess.run(account.command(*attempt), capture_output=True, text=True, check=False)
@@ -100,7 +112,7 @@ def _refusal(account: Account, folder: Folder, programs: Path) -> str:
 
 
 def _name(uid: int) -> str:
-    """The account's name where it has one."""
+    """Returns the account's name, or its number if it has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,7 +1,7 @@
-"""Makes, starts, adopts and stops the server of one folder.
+"""Creates, starts, adopts and stops the server of one folder.
 
-Called by the keeper alone, which holds ``keeper.lock``: no other process starts or stops this server. Everything may be
-killed at any point: the cluster appears by one rename, and what a killed server left is recognised at the next start.
+Only the keeper uses this, and it holds ``keeper.lock``: no other process starts or stops this server. The process may be
+killed at any point. The cluster appears by one rename, and the next start recognises what a killed server left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_SECONDS = 90.0
 STOP_SECONDS = 60.0
 LOG_BYTES = 8 * 1024 * 1024
 
-# Kept in postgresql.conf, where an operator may change them; what must hold is given on the command line.
+# Written to postgresql.conf, where an operator may change them. Options that must hold are given on the command line.
 _TUNING = """
 # --- replsite: starting values, yours to change ---
 shared_buffers = {buffers}MB
@@ -45,22 +45,23 @@ timezone = 'UTC'
 log_timezone = 'UTC'
 """
 _LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 4096
-#: Others go on writing WAL while a large transaction's is flushed.
+#: Large enough that other transactions can write WAL while that of a large one is flushed.
 _MOST_WAL_BUFFERS_MB = 64
-# Commits stay synchronous: a killed server loses nothing, only a crash of the machine may.
+# Commits stay synchronous: a killed server loses nothing. Only a crash of the machine may lose data.
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
 
 
 def shared_buffers_mb(memory: int, *, durable: bool) -> int:
-    """An eighth of the memory (bytes), within bounds: indexes of event IDs, which are hashes, are met at random.
+    """Returns ``shared_buffers`` in MB: an eighth of ``memory`` (bytes), within bounds.
 
-    A server that is not durable is one of tests: they empty tables all the time, which looks through all buffers.
+    Event IDs are hashes, so their indexes are read at random places and need much memory. A server that is not durable
+    serves tests and gets the least: tests empty tables all the time, and each time PostgreSQL searches all buffers.
     """
     return min(max(memory // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB) if durable else _LEAST_BUFFERS_MB
 
 
 def _memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Bytes that the machine has, or the container that this is."""
+    """Returns the memory in bytes of the machine, or of the container that this process runs in, if that has less."""
     total: int = psutil.virtual_memory().total
     with suppress(OSError, ValueError):  # no such container, or one without a limit ("max")
         return min(total, int(limit.read_text()))
@@ -68,7 +69,7 @@ def _memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
 
 
 class Cluster:
-    """The cluster of one folder and the programs that run it."""
+    """The cluster of one folder, with the programs and the account that run it."""
 
     def __init__(self, folder: Folder, programs: Path, *, fsync: bool) -> None:
         self.folder = folder
@@ -77,10 +78,13 @@ class Cluster:
         self._account: Account = choose_account(folder, programs)
         self._pid = 0
         self._child: subprocess.Popen[bytes] | None = None
-        """None: the server was adopted from a keeper that died."""
+        """None if the server was adopted from a keeper that died."""
 
     def make(self) -> None:
-        """Make the cluster unless it exists; raises OtherMajorVersion when it is of another one."""
+        """Creates the cluster if there is none.
+
+        Raises OtherMajorVersion if there is one of another major version, and StartFailed if initdb fails.
+        """
         self._sweep()
         if self.folder.cluster.exists():
             self._check_version()
@@ -103,13 +107,15 @@ class Cluster:
         with (fresh / "postgresql.conf").open("a") as file:
             buffers = shared_buffers_mb(_memory(), durable=self._fsync)
             file.write(_TUNING.format(buffers=buffers, wal_buffers=min(buffers // 16, _MOST_WAL_BUFFERS_MB)))
+        # The password moves in first: whenever this process is killed, a cluster that is there has its password.
         password.rename(fresh / self.folder.password_file.name)
         fresh.rename(self.folder.cluster)
 
     def start(self) -> None:
-        """Adopts the running server, else starts it, on the port that it had last when that is free.
+        """Adopts the running server, or starts one, on the port that the server had last if that is free.
 
-        Children of a killed server take a moment to see that it is gone: nothing is started before the last one ended.
+        Children of a killed server take a moment to notice that it is gone. No server is started before the last of them
+        ended. Raises StartFailed if the server ends at its start, or does not answer within ``START_SECONDS``.
         """
         self._pid, self._child = 0, None
         deadline = time.monotonic() + START_SECONDS
@@ -118,9 +124,11 @@ class Cluster:
             if found is not None and found.ready:
                 self._pid = found.pid
                 return
+            # The children of a killed server hold this lock, too. It is free when the last of them has ended.
             if found is None and (lock := try_lock(self.folder.server_lock, fcntl.LOCK_EX)) is not None:
                 try:
-                    # The lock is free again, so the server that was started ended; another process may have taken its port.
+                    # The lock is free, so a server that was started here has ended. If another process took its port
+                    # between the probe and the start, it is tried again with another port.
                     if self._child is not None and "Address already in use" not in self.folder.log_tail():
                         raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
                     self._spawn(lock)
@@ -131,8 +139,8 @@ class Cluster:
         raise StartFailed(self._failure(f"No server of the folder answers after {START_SECONDS:.0f} s"))
 
     def _spawn(self, lock: int) -> None:
-        """Starts a server that holds ``lock``."""
-        (self.folder.cluster / "postmaster.pid").unlink(missing_ok=True)  # the lock was free: its writer is gone
+        """Starts a server that inherits ``lock``."""
+        (self.folder.cluster / "postmaster.pid").unlink(missing_ok=True)  # the lock was free: its server is dead
         port = self._free_port()
         must = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "logging_collector=off"]
         options = [part for option in (*must, *(() if self._fsync else _UNSAFE_BUT_FAST)) for part in ("-c", option)]
@@ -145,7 +153,7 @@ class Cluster:
         self._pid = self._child.pid
 
     def _free_port(self) -> int:
-        """Returns the port that the server had last, which PostgreSQL keeps in a file, or any that is free."""
+        """Returns the port that the server had last, or any other if that is taken. PostgreSQL keeps the last one in a file."""
         last: list[str] = []
         with suppress(OSError):
             last = re.findall(r'"port=(\d+)"', (self.folder.cluster / "postmaster.opts").read_text())
@@ -163,11 +171,12 @@ class Cluster:
         return is_postgres_of(self._pid, self.folder.cluster)
 
     def stop(self) -> None:
-        """Stops the server: first letting it write everything (fast), then ever more roughly."""
+        """Stops the server: by a fast shutdown, which writes everything, then by an immediate one, and last by SIGKILL."""
+        # PostgreSQL's signals: SIGINT is the fast shutdown, SIGQUIT the immediate one, which needs recovery at the start.
         for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
             if not self.alive():
                 return
-            with suppress(ProcessLookupError):  # it ended between the look and the signal
+            with suppress(ProcessLookupError):  # it ended between the check and the signal
                 os.kill(self._pid, how)
             _wait(lambda: not self.alive(), seconds)
 
@@ -185,10 +194,10 @@ class Cluster:
             )
 
     def _sweep(self) -> None:
-        """Remove what an earlier initdb left when it was killed."""
+        """Removes the files of an earlier initdb that was killed."""
         for left in self.folder.path.glob("data.new-*"):
             if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)  # such an initdb may still be ending; the next start goes on
+                shutil.rmtree(left, ignore_errors=True)  # that initdb may still write; the next start removes the rest
             else:
                 left.unlink(missing_ok=True)
 
@@ -201,7 +210,7 @@ class Cluster:
 
 @contextmanager
 def log_to(folder: Folder) -> Iterator[int]:
-    """Opens the log for appending."""
+    """Opens the log for appending, and yields its descriptor. A log that is too long is cut first."""
     trim_log(folder.log)
     descriptor = os.open(folder.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -212,15 +221,16 @@ def log_to(folder: Folder) -> Iterator[int]:
 
 
 def trim_log(path: Path) -> None:
-    """Cuts the beginning of a log that is too long.
+    """Cuts off the beginning of a log longer than ``LOG_BYTES``. The last half of that size stays.
 
-    It is cut in its place: the running server goes on appending to the same file, and on a full disk cutting makes the room
-    that the end takes. A log is no reason to stop a server, or not to start it: what fails is left for the next time.
+    Errors are ignored until the next call, because a log must never stop a server or prevent its start.
     """
     with suppress(OSError):
         if path.stat().st_size <= LOG_BYTES:
             return
-        path.with_suffix(".log.1").unlink(missing_ok=True)  # of an older version, which kept two files
+        path.with_suffix(".log.1").unlink(missing_ok=True)  # an older version kept two files
+        # The file is cut in place, because the running server goes on appending to it. On a full disk, the cut frees the
+        # space for the part that is kept. Lines that the server appends between read and truncate are lost.
         with path.open("rb+") as log:
             log.seek(-LOG_BYTES // 2, os.SEEK_END)
             end = log.read()
@@ -230,7 +240,7 @@ def trim_log(path: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The caller's environment without libpq's variables, and with messages that can be recognised."""
+    """Returns the caller's environment without libpq's variables, and with a locale whose messages can be recognised."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**kept, "LC_ALL": "C"}
 

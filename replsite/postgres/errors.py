@@ -6,7 +6,8 @@
     ├── FolderClosed          the folder or the programs cannot be used by the account that must use them
     └── StartFailed           initdb or the server ended, or did not answer in time
 
-Every message says what happened, where, and what to do. The keeper reports them to its starter by name.
+Every message says what happened, where, and what to do. The keeper reports an error by the name of its class to the
+process that started it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ __all__ = ["BinariesMissing", "EmbeddedPostgresError", "FolderClosed", "OtherMaj
 
 
 class EmbeddedPostgresError(Exception):
-    """The embedded PostgreSQL cannot be used; the message says why and what to do."""
+    """Base class of errors that make the embedded PostgreSQL unusable. The message says why and what to do."""
 
 
 class BinariesMissing(EmbeddedPostgresError):
-    """No server programs were found."""
+    """Raised when no server programs were found, or root has no ``setpriv``."""
 
 
 class OtherMajorVersion(EmbeddedPostgresError):
-    """The data directory was made by another major version of PostgreSQL."""
+    """Raised when the data directory was made by another major version of PostgreSQL."""
 
 
 class FolderClosed(EmbeddedPostgresError):
-    """The folder or the programs cannot be reached by the account that must use them."""
+    """Raised when the account that must use the folder or the programs cannot."""
 
 
 class StartFailed(EmbeddedPostgresError):
-    """The server could not be made or started; the message carries the end of its log."""
+    """Raised when the server could not be made or started. The message has the end of its log."""

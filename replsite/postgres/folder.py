@@ -1,14 +1,15 @@
-"""What lies in ``<REPLSITE_DATA_DIR>/postgres`` and who holds its locks.
+"""Describes the folder ``<REPLSITE_DATA_DIR>/postgres``: its files, and which process holds which of its locks.
 
-    data/          the cluster (PGDATA); the password of its superuser lies in it, so that both come into being at once
-    users.lock     held shared by every process that uses the server, for its life
-    keeper.lock    held by the keeper, for its life; the process that starts a keeper takes it and hands it on
-    server.lock    inherited by the server and all its children: free means that not one of them lives
-    postgres.log   what initdb, the server and the keeper said; its beginning is cut when it is too long
+    data/          the cluster (PGDATA), and in it the password of its superuser, so that both appear at once
+    users.lock     held shared by every process that uses the server, as long as it lives
+    keeper.lock    held by the keeper as long as it lives; the process that starts a keeper takes it and hands it on
+    server.lock    inherited by the server and all its children; free means that none of them lives
+    postgres.log   the output of initdb, the server and the keeper; its beginning is cut off when it is too long
 
-The locks are ``flock`` locks: the kernel releases them however their holder dies. Python opens files close-on-exec,
-so programs that a holder starts (a JVM) never keep them, ``server.lock`` excepted; a forked child does, which is meant,
-since it may use the database too. Which server runs, and where, PostgreSQL writes into ``data/postmaster.pid`` itself.
+The locks are ``flock`` locks: the kernel releases them however their holder dies. Python opens files close-on-exec, so
+programs that a holder starts (a JVM) never keep them, except ``server.lock``. A forked child keeps them. That is
+intended, since it may use the database too. PostgreSQL itself writes the process ID and port of the server into
+``data/postmaster.pid``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["Folder", "Server", "is_postgres_of", "is_same_file", "open_lock", "o
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process, as PostgreSQL describes it; ``ready``: it takes connections."""
+    """A server process, as PostgreSQL describes it. If it is ``ready``, it takes connections."""
 
     pid: int
     port: int
@@ -34,7 +35,7 @@ class Server:
 
 
 class Folder:
-    """The folder of one embedded server."""
+    """The folder of one embedded server, with the paths in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,13 +47,16 @@ class Folder:
         self.server_lock = path / "server.lock"
 
     def make(self) -> None:
-        """Make the folder. Each file in it is closed to others; the server's account must pass through it."""
+        """Creates the folder if it is missing.
+
+        The server's account must be able to pass through it. Each file in it is closed to others.
+        """
         if not self.path.exists():
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o711)
 
     def server(self) -> Server | None:
-        """Returns the living server of this cluster, once it begins to start up."""
+        """Returns the living server of this cluster, as soon as it begins to start up, else None."""
         try:
             lines = (self.cluster / "postmaster.pid").read_text().splitlines()
             found = Server(int(lines[0]), int(lines[3]), lines[7].strip() == "ready")
@@ -61,12 +65,12 @@ class Folder:
         return found if is_postgres_of(found.pid, self.cluster) else None
 
     def running_server(self) -> Server | None:
-        """Returns the server when it takes connections and has a keeper."""
+        """Returns the server if it takes connections and has a keeper, else None."""
         found = self.server()
         return found if found is not None and found.ready and self.has_keeper() else None
 
     def has_keeper(self) -> bool:
-        """Whether some process holds the keeper's lock."""
+        """Returns whether a process holds the keeper's lock."""
         descriptor = try_lock(self.keeper_lock, fcntl.LOCK_SH)
         if descriptor is None:
             return True
@@ -74,21 +78,21 @@ class Folder:
         return False
 
     def log_tail(self, lines: int = 12) -> str:
-        """The last lines of the log, for error messages."""
+        """Returns the last lines of the log, for error messages."""
         with suppress(FileNotFoundError):
             return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
         return "(the log is empty)"
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file, made when missing, closed to other accounts."""
+    """Opens a lock file and returns its descriptor. A missing file is created, closed to other accounts."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     own_like_folder(path)
     return descriptor
 
 
 def try_lock(path: Path, kind: int) -> int | None:
-    """Take a lock without waiting: its descriptor, or None when another holder is in the way."""
+    """Takes a lock without waiting, ``LOCK_SH`` or ``LOCK_EX``. Returns its descriptor, or None if another holder prevents it."""
     descriptor = open_lock(path)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -99,7 +103,7 @@ def try_lock(path: Path, kind: int) -> int | None:
 
 
 def is_same_file(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one that ``path`` names: the folder may have been removed or replaced."""
+    """Returns whether ``path`` still names the open file. The folder may have been removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
@@ -107,16 +111,16 @@ def is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def own_like_folder(path: Path) -> None:
-    """As root in a folder of an ordinary user: give that user the file, or they could not use the folder again."""
+    """Gives a file to the owner of its folder, if this process is root. Otherwise that user could not use the folder again."""
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def is_postgres_of(pid: int, cluster: Path) -> bool:
-    """Whether the process is a living postmaster of this cluster, and not some process that was given an old number.
+    """Returns whether the process is a living postmaster of this cluster, not another process that got its old number.
 
-    The command line is looked at since any account may read it; postmasters keep theirs, their children do not.
+    It reads the command line, because any account may read it. A postmaster keeps its own; its children change theirs.
     """
     if pid <= 0:
         return False

@@ -1,9 +1,9 @@
-"""The keeper: the process that looks after the embedded server of one folder, from its start to its last user.
+"""Keeps the embedded server of one folder running, from its start to its last user.
 
-Started by ``launcher.py`` as ``python -m replsite.postgres.keeper``; it leaves its parent, reports on its standard output,
-and stays. It restarts a server that was killed, and stops it when no process holds ``users.lock`` any more, however the
-last one ended. If the keeper itself is killed, the server goes on, and the next user's keeper adopts it.
-Knows nothing of Django.
+``launcher.py`` starts this as ``python -m replsite.postgres.keeper``. The keeper detaches from its parent, reports on
+standard output, and stays. It restarts a server that was killed. It stops the server when no process holds
+``users.lock`` any more, however the last one ended. If the keeper itself is killed, the server goes on, and the keeper
+of the next user adopts it. This module does not use Django.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from replsite.postgres.folder import Folder, is_same_file, open_lock
 __all__ = ["main"]
 
 POLL_SECONDS = 0.25
-LINGER_SECONDS = 1.0  # commands that run one after the other find the server still there
+LINGER_SECONDS = 1.0  # the next of several commands in a row finds the server still running
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Detaches, starts or adopts the server, reports, keeps it."""
+    """Detaches from the caller, starts or adopts the server, reports the result, and keeps the server.
+
+    The report is JSON on standard output: an empty object if the server is ready, else ``error`` (the class) and
+    ``message``.
+    """
     parser = argparse.ArgumentParser(prog="replsite.postgres.keeper", description="Keeps the embedded PostgreSQL.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--programs", type=Path, required=True)
@@ -39,7 +43,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     os.set_inheritable(options.lock, False)  # never closed: the kernel releases it when this process ends
     if os.fork():
-        os._exit(0)  # the caller waits for this half; the other half is no child of its
+        os._exit(0)  # the caller waits for this process; the other one is no child of the caller and stays
     os.setsid()
     folder, report = Folder(options.folder), {}
     try:
@@ -55,18 +59,19 @@ def main(arguments: list[str] | None = None) -> None:
         os.write(1, json.dumps(report).encode())
     if report:
         sys.exit(1)
+    # The caller reads its pipe to the end. It would wait for as long as this process keeps standard output open.
     _speak_to_log(folder, 1)
     keeper.keep()
 
 
 def _speak_to_log(folder: Folder, descriptor: int) -> None:
-    """Sends what this process prints there to the log."""
+    """Redirects a descriptor of this process to the log."""
     with log_to(folder) as log:
         os.dup2(log, descriptor)
 
 
 class _Keeper:
-    """Looks after the server of a folder."""
+    """The supervisor of one folder's server. SIGTERM, SIGINT and SIGHUP end it."""
 
     def __init__(self, folder: Folder, programs: Path, *, fsync: bool) -> None:
         self._folder = folder
@@ -77,12 +82,12 @@ class _Keeper:
             signal.signal(number, lambda *_: self._stopped.set())
 
     def start(self) -> None:
-        """Makes the cluster when it is missing, then starts or adopts its server."""
+        """Creates the cluster if it is missing, then starts or adopts its server."""
         self._cluster.make()
         self._cluster.start()
 
     def keep(self) -> None:
-        """Runs until no process uses the server, the folder is gone, or this process gets a signal to end."""
+        """Restarts the server when it ends, until it has no user, its folder is gone, or a signal asks to end. Then stops it."""
         try:
             while not self._stopped.wait(POLL_SECONDS) and is_same_file(self._users, self._folder.users_lock):
                 trim_log(self._folder.log)
@@ -94,9 +99,10 @@ class _Keeper:
             self._cluster.stop()
 
     def _unused(self) -> bool:
-        """Whether no process uses the server. If so the lock stays taken: new users wait until this keeper is gone."""
+        """Returns whether no process uses the server. If so, the lock stays taken: new users wait until this keeper is gone."""
         if not self._take_users_lock():
             return False
+        # Free for a moment, so that a new user can take the lock instead of waiting for a stop and a start.
         fcntl.flock(self._users, fcntl.LOCK_UN)
         self._stopped.wait(LINGER_SECONDS)
         return self._take_users_lock()

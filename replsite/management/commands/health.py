@@ -1,4 +1,4 @@
-"""``manage.py health``: is everything well, and if not, what to do."""
+"""Reports whether the site is well, and what to do if it is not: ``manage.py health``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _seconds(text: str) -> float:
 
 
 class Command(SiteCommand):
-    """Prints each part with a sentence."""
+    """The command ``health``. It prints each part of the site with a sentence."""
 
     help = "Say whether everything is well: database, migrations, disk, streams. Exit status 1 when something is wrong."
 
@@ -31,14 +31,14 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options."""
+        """Declares the options."""
         parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
         parser.add_argument(
             "--timeout", type=_seconds, default=10.0, metavar="S", help="give up after so long (default: 10)"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Print the report; exit 1 when it is not well."""
+        """Prints the report. Exits with status 1 if the site is not well."""
         try:
             report = Deadline(summary, options["timeout"], "replsite-health").ask()
         except NoAnswer as error:

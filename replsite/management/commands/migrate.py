@@ -1,7 +1,6 @@
-"""``manage.py migrate``: Django's own, one at a time on a database.
+"""Runs Django's ``migrate``, one at a time on a database.
 
-Two servers that are installed at once both begin with it. Without the lock: A and B look at the empty database, A makes
-``django_migrations``, B makes it too and ends with a traceback; or both carry out the same migration.
+An advisory lock keeps others out, so that two servers that are installed at once can both begin with ``migrate``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _HOLDER = f"SELECT a.pid {driver.LOCK_HOLDERS} LIMIT 1"
 
 
 class Command(SiteCommand, migrate.Command):
-    """Holds an advisory lock of the site's meanwhile, in a session of its own."""
+    """Django's command under an advisory lock. The lock is held in a session of its own."""
 
     examples = (
         ("migrate", "make and change tables up to this version; waits for another migrate that is at work"),
@@ -32,7 +31,9 @@ class Command(SiteCommand, migrate.Command):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Wait for others that migrate this database, then do what Django does."""
+        """Waits for others that migrate this database, then does what Django's command does."""
+        # Without the lock: A and B look at the empty database, A creates django_migrations, B creates it too and ends with
+        # a traceback. Or both carry out the same migration.
         with self._alone(options["database"], options["verbosity"]):
             super().handle(*args, **options)
 
@@ -42,7 +43,7 @@ class Command(SiteCommand, migrate.Command):
         if wrapper.vendor != "postgresql":
             yield
             return
-        wrapper.ensure_connection()  # makes the database of an embedded server
+        wrapper.ensure_connection()  # creates the database of an embedded server
         try:
             lock = driver.direct_connection(using, application_name="replsite migrate")
         except driver.OperationalError as error:
@@ -54,10 +55,12 @@ class Command(SiteCommand, migrate.Command):
             lock.close()
 
     def _take(self, lock: Any, verbosity: int) -> None:
-        """Asks again and again: a statement that waits has a snapshot, and an index that is made concurrently waits for it."""
+        """Takes the lock, by asking again and again. Prints once which session holds it."""
         has_told = False
         with lock.cursor() as cursor:
             key = driver.migrate_key(cursor)
+            # A statement that waits for the lock would keep its snapshot. If the holder creates an index concurrently, it
+            # waits for that snapshot to end, and the two would wait for each other.
             while not _is_taken(cursor, key):
                 if not has_told and verbosity:
                     cursor.execute(_HOLDER, [key])

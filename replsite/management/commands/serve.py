@@ -1,4 +1,4 @@
-"""``manage.py serve --http HOST:PORT --replication HOST:PORT``: the whole site in one process."""
+"""Serves the whole site in one process: ``manage.py serve --http HOST:PORT --replication HOST:PORT``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """Serves until SIGINT or SIGTERM; exit status 1 when it cannot start, 2 for unusable arguments."""
+    """The command ``serve``. It runs until SIGINT or SIGTERM.
+
+    Exit status 1 means that it cannot start, and 2 that the arguments are unusable.
+    """
 
     help = "Serve admin, WebSocket, metrics, health and the replication protocol in one process."
 
@@ -64,5 +67,6 @@ class Command(SiteCommand):
             self._sampler.stop()
 
     def _tell_ready(self, endpoints: Any) -> None:
+        # Only now: a server that cannot start stores no samples.
         self._sampler.start()
         self.tell_ready(endpoints.ready_line)

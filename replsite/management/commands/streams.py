@@ -1,7 +1,7 @@
-"""``manage.py streams``: positions, pending facts, readers and their lag; the live page for terminals and scripts.
+"""Shows positions, pending facts, readers and their lag: the live page for terminals and scripts.
 
-Exit status: 0 nothing is wrong, 1 something is (a writer is blocked or gone with pending facts, a reader is stuck, a
-sequence is behind), 2 unusable arguments.
+Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Wrong is a
+writer that is blocked or gone with pending facts, a reader that is stuck, or a sequence that is behind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PLAIN_WATCH_SECONDS = 10.0
 
 
 class Command(SiteCommand):
-    """Shows the snapshot, or does something about a writer or a reader."""
+    """The command ``streams``. It shows the snapshot, or acts on a writer or a reader."""
 
     help = "Show where every writer and reader of every stream is; exit status 1 when something is wrong."
 
@@ -58,7 +58,7 @@ class Command(SiteCommand):
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Declare the options and the actions."""
+        """Declares the options and the actions."""
         parser.add_argument("--json", action="store_true", help="one JSON object (with --watch: one a second)")
         parser.add_argument("--watch", action="store_true", help="show it again and again until Ctrl-C")
         parser.add_argument(
@@ -86,7 +86,7 @@ class Command(SiteCommand):
         forget.add_argument("--yes", action="store_true", help="do not ask")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Dispatch; a broken pipe or Ctrl-C ends quietly."""
+        """Carries out the action, or shows the snapshot. A broken pipe or Ctrl-C ends it quietly."""
         if options["action"] == "forget":
             self._forget(options)
             return
@@ -103,6 +103,7 @@ class Command(SiteCommand):
         history = History()
         snapshot = take_snapshot(history)
         patience = limits().stuck_after_seconds
+        # One snapshot cannot tell a stuck reader from a slow one. A second one shows whether the reader moved meanwhile.
         if not options["now"] and _perhaps_stuck(snapshot, patience):
             self.stderr.write(f"A reader is far behind; watching it for {patience:g} s to tell whether it moves.")
             time.sleep(patience + 0.1)
@@ -126,6 +127,7 @@ class Command(SiteCommand):
                 self.stdout.flush()
                 time.sleep(WATCH_SECONDS if options["json"] else PLAIN_WATCH_SECONDS)
         except KeyboardInterrupt:
+            # The normal end: the exit status is that of the last snapshot.
             return snapshot
 
     def _show(self, snapshot: Snapshot, options: dict[str, Any]) -> None:
@@ -141,7 +143,7 @@ class Command(SiteCommand):
             self.stdout.write("\n".join(["", *lines_of(columns, groups, snapshot.as_of)]))
 
     def _console(self) -> Console | None:
-        """For colours and boxes; None when nobody looks."""
+        """Returns a console for colours and boxes, or None if the output is no terminal."""
         return Console() if self.stdout.isatty() else None
 
     # --- writers --------------------------------------------------------------------------------------------------
@@ -162,7 +164,7 @@ class Command(SiteCommand):
     # --- readers --------------------------------------------------------------------------------------------------
 
     def _forget(self, options: dict[str, Any]) -> None:
-        load_handlers()  # they say in which database a reader's cursors are
+        load_handlers()  # the handlers declare the database of a reader's cursors
         reader = options["reader"]
         try:
             if not options["yes"]:
@@ -186,7 +188,7 @@ class Command(SiteCommand):
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:
-    """Whether a living reader has facts unread for so long that one look cannot tell slow from stuck."""
+    """Returns whether a living reader lags so long that one snapshot cannot tell slow from stuck."""
     return any(
         view.lag_seconds >= patience and view.status.word == "catching up"
         for reader in snapshot.readers
@@ -201,7 +203,7 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ...], list[PageGroup]]]:
-    """The tables that have something to tell, in their order."""
+    """Returns the tables that have rows, with their columns, in order. The streams are shown even without rows."""
     page = live_page_data(snapshot)
     shown = [(STREAMS, page["streams"]), (READERS, page["readers"]), (JOBS, page["jobs"])]
     if storage and snapshot.storage is not None:

@@ -1,6 +1,6 @@
-"""Django's PostgreSQL backend, on a server that is started when it is first needed.
+"""Adapts Django's PostgreSQL backend to a server that is started when it is first needed.
 
-Host, port, user and password are filled in at each new connection; a database that does not exist yet is created.
+Host, port, user and password are filled in at each new connection. A database that does not exist yet is created.
 Everything else is Django's (with the metrics of django-prometheus).
 """
 
@@ -25,7 +25,7 @@ __all__ = ["DatabaseClient", "DatabaseWrapper", "launch_settings"]
 
 
 def launch_settings() -> LaunchSettings:
-    """The server that Django's settings mean."""
+    """Returns the choice of server in Django's settings."""
     programs = getattr(settings, "REPLSITE_POSTGRES_BIN", "")
     return LaunchSettings(
         data_dir=Path(settings.REPLSITE_DATA_DIR),
@@ -35,13 +35,13 @@ def launch_settings() -> LaunchSettings:
 
 
 class DatabaseClient(PostgresClient):
-    """``manage.py dbshell``: starts the server and uses the ``psql`` that came with it, where there is one."""
+    """The client of ``manage.py dbshell``. It starts the server, and runs the ``psql`` that came with it, if there is one."""
 
     connection: DatabaseWrapper
 
     def runshell(self, parameters: Iterable[str]) -> None:
-        """Start the shell; replaces or waits for it as Django's own does."""
-        self.connection.ensure_connection()  # starts the server and creates the database
+        """Runs the shell as Django's own client does: replaces this process, or waits for the shell."""
+        self.connection.ensure_connection()  # starts the server, and creates the database if it is missing
         self.connection.close()
         super().runshell(parameters)
 
@@ -49,7 +49,7 @@ class DatabaseClient(PostgresClient):
     def settings_to_cmd_args_env(
         cls, settings_dict: dict[str, Any], parameters: Iterable[str]
     ) -> tuple[list[str], dict[str, str] | None]:
-        """Django's command line, with the path of the ``psql`` that came with the server."""
+        """Returns Django's command line and environment, with the path of the ``psql`` that came with the server."""
         arguments, environment = super().settings_to_cmd_args_env(settings_dict, parameters)
         psql = find_programs(launch_settings().programs) / "psql"
         return ([str(psql), *arguments[1:]] if psql.is_file() else arguments), environment
@@ -61,7 +61,10 @@ class DatabaseWrapper(PostgresWrapper):
     client_class = DatabaseClient
 
     def find_server(self) -> None:
-        """Start the server unless it runs, and write where it is into this connection's settings."""
+        """Starts the server unless it runs, and writes its address into this connection's settings.
+
+        Raises OperationalError if the server cannot be used.
+        """
         try:
             server = ensure_running(launch_settings())
         except EmbeddedPostgresError as error:
@@ -69,12 +72,12 @@ class DatabaseWrapper(PostgresWrapper):
         self.settings_dict.update({name.upper(): str(value) for name, value in server.items()})
 
     def get_connection_params(self) -> dict[str, Any]:
-        """Parameters for psycopg2. Blocks while the server starts."""
+        """Returns parameters for psycopg2. Blocks while the server starts."""
         self.find_server()
         return dict(super().get_connection_params())
 
     def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
-        """Connect; when that fails, make sure that the database exists and connect again."""
+        """Connects. If that fails, creates the database if it is missing, and connects again."""
         try:
             return super().get_new_connection(conn_params)
         except psycopg2.OperationalError:
@@ -84,7 +87,10 @@ class DatabaseWrapper(PostgresWrapper):
         return super().get_new_connection(conn_params)
 
     def _create_database_if_missing(self, conn_params: dict[str, Any]) -> None:
-        """Ask the server's catalogue, since the error's text says too little."""
+        """Creates the database unless the server's catalogue has it.
+
+        The catalogue is asked because the text of the connection error says too little.
+        """
         name = self.settings_dict["NAME"]
         where = {key: conn_params[key] for key in ("host", "port", "user", "password")}
         with closing(psycopg2.connect(**where, dbname="postgres")) as server:
