@@ -153,7 +153,10 @@ def _words_of(payload: str) -> str:
 
 
 class PositionListener(NotifyListener[PositionNotification]):
-    """Calls ``on_pokes`` with received notifications, and with an empty list after each (re)connection ("read the table")."""
+    """A listener that calls ``on_pokes`` with accepted notifications.
+
+    After each (re)connection it calls it with an empty list ("read the table").
+    """
 
     def __init__(
         self, on_pokes: Callable[[list[PositionNotification]], None], using: str | None = None, name: str = "reader"
