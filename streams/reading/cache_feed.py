@@ -62,7 +62,7 @@ class Shown(NamedTuple):
     generation: int = 0
 
 
-#: BoundStream -> writer -> position.
+#: Name of a stream -> writer -> position.
 Positions = Mapping[str, Mapping[str, StoredPosition | Shown]]
 
 
@@ -133,7 +133,7 @@ class CacheFeed:
                 self._begin_epoch(cursor)
             names = {poke.stream for poke in pokes} if self.is_hearing else set()
             self._catch_up(cursor, names or None)
-            self.is_hearing = True
+            self.is_hearing = True  # set last: no value may be kept before the cursors are up to date
         self._begun.set()
 
     def _begin_epoch(self, cursor: Any) -> None:
@@ -190,11 +190,11 @@ class CacheFeed:
             self._own.update((stream, number) for number in ids)
 
     def _catch_up(self, cursor: Any, names: Collection[str] | None) -> None:
-        """Reads the streams (None: all) on from their cursors.
+        """Reads the streams (None: all) from their cursors to their present positions.
 
-        A stream whose rows drop nothing in this process yet only gets its cursor, and is read from there later. A
-        function that depends on rooms' state may be declared at any time. Its values are computed after that, so a change
-        that is missing in one of them lies above the cursor.
+        A stream whose rows drop nothing in this process yet only gets a cursor. It is read from there as soon as a
+        function is declared that depends on it. That is early enough: the function's values are computed after the
+        declaration, so a change that is missing in one of them lies above the cursor.
         """
         streams = [stream for stream in _dropping() if names is None or stream.name in names]
         streams = [stream for stream in streams if stream.name not in self._cursors or stream.drops_now()]
@@ -352,7 +352,7 @@ def _after_fork() -> None:
     """
     global _guard  # noqa: PLW0603
     _feeds.clear()
-    _guard = threading.Lock()
+    _guard = threading.Lock()  # a thread of the parent may have held the old one during the fork
     for store in stores.values():
         store.after_fork()
 

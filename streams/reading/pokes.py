@@ -1,8 +1,8 @@
 """Sends and receives notifications of moved positions.
 
-A notification has ``stream writer position`` at most, and two one-time words that prove its sender. It never carries
-facts, and it may be lost. So a listener also reads the table of positions after each (re)connection, and from time to
-time.
+A notification carries the stream, the writer and at most the writer's position, and possibly two one-time words that
+prove its sender. It never carries facts, and it may be lost. So a listener also reads the table of positions after each
+(re)connection, and from time to time.
 
 Every role that may connect can send one. ``NotificationFilter`` accepts a position only from the session that holds its
 writer's lock. Anything else means "look at the table", a bounded number of times (``streams.reading.trust``).
@@ -56,12 +56,12 @@ def notify_position(cursor: Any, stream: str, writer: str, position: int | None 
 
 
 class NotificationFilter:
-    """A filter that turns received notifications into those to act on, whoever sent them; for one thread at a time.
+    """A filter that turns notifications of any sender into those to act on; for one thread at a time.
 
     A position is passed on only if the session of its writer's lock sent it. The session is looked up after the
     notification was received. A notification that continues a proved one by its words
     (``streams.reading.trust.OneTimeWords``) needs no query. A stream with any other notification is passed on once,
-    without writer and position ("read the table").
+    without writer and position ("read the table"), and none of its positions is.
 
     ``own`` is the session and the name of the caller, if it is a writer itself.
     """
@@ -95,6 +95,7 @@ class NotificationFilter:
         now = time.monotonic()
         is_due = now >= self._look_due
         proved = [self._proved(*one) for one in heard]
+        # One query for all that are not proved by words, and at most one in LOOK_GAP_SECONDS.
         if is_due and any(
             found is None and self._may_be_proved(*one) for found, one in zip(proved, heard, strict=True)
         ):
@@ -129,7 +130,10 @@ class NotificationFilter:
         return found if self._words.follow((session, found.writer, found.stream), _words_of(payload)) else None
 
     def _vouched_for(self, session: int, payload: str) -> PositionNotification | None:
-        """Returns the notification if its session belonged to its writer in a query made after it was received, else null."""
+        """Returns the notification if its session holds its writer's lock, else null.
+
+        Called after a query that was made after the notification was received.
+        """
         if not self._sessions.is_writers(session):
             return None
         found = PositionNotification.parse(payload)

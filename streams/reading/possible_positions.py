@@ -45,11 +45,11 @@ class At(Protocol):
 def possible_positions(
     cursor: Any, streams: Collection[str] | None = None, known: Mapping[str, Mapping[str, At]] | None = None
 ) -> dict[str, dict[str, StoredPosition]]:
-    """Returns ``{stream: {writer: position}}`` with no position above its stream's sequence.
+    """Returns ``{stream: {writer: position}}`` as ``stored_positions``, with no position above its stream's sequence.
 
-    Otherwise as ``streams.reading.rows.stored_positions``. ``known`` gives the positions that the caller knew before.
-    They replace those that cannot be true. A writer that it does not name gets the lowest of the stream's other
-    positions. Streams in memory are not checked, because they and their sequences start again.
+    A position above it is replaced by the one in ``known``, which has the positions that the caller knew before. A writer
+    that is not in ``known`` gets the lowest position of the stream's other writers. Streams in memory are not checked,
+    because they and their sequences start again.
     """
     sequences = {
         stream.name: stream.declaration.sequence

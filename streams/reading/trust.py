@@ -75,9 +75,10 @@ class ReceivedWords:
         self._told: dict[tuple[int, str, str], str] = {}
 
     def follow(self, said: tuple[int, str, str], words: str) -> bool:
-        """Returns true if the word matches the digest received before it from ``said``, and then stores the new digest.
+        """Returns true if the word proves the sender: its digest came with the sender's last notification.
 
-        ``said`` is (session, writer, stream), and ``words`` is ``WORD DIGEST``.
+        ``said`` is the claimed sender as (session, writer, stream), and ``words`` is ``WORD DIGEST``. If the word is
+        right, the new digest is stored.
         """
         word, _, digest = words.partition(" ")
         if not digest or self._told.get(said) != _digest(word):
@@ -86,9 +87,9 @@ class ReceivedWords:
         return True
 
     def begin(self, said: tuple[int, str, str], words: str) -> None:
-        """Stores the digest of a notification whose sender was proved by a query.
+        """Stores the digest in ``words``, of a sender that was proved by a query.
 
-        Without a digest, removes the one from before.
+        If there is no digest in ``words``, the stored one is removed.
         """
         if digest := words.partition(" ")[2]:
             self._told[said] = digest

@@ -4,10 +4,10 @@ One message is one line, on the channel that is named like our server. If severa
 one publishes and the others wait. It holds an advisory lock of the database, and stops when it loses the lock. Otherwise
 rows of one batch could be published twice, which would break the batch for every follower.
 
-A link begins with REPLICATE and our positions, so a follower that missed lines in between sees the gap. What waits to be
-sent is bounded like that of any client. If Redis does not take it in time, the link ends. REMOTE_SERVER_UP is not passed
-on to Redis, where all processes receive everything. Commands that workers publish there are handled like those of
-connected workers.
+A link begins with REPLICATE and our positions, so a follower that missed lines in between sees the gap. The bytes
+that wait to be sent are bounded like those of any client. If Redis does not take them in time, the link ends.
+REMOTE_SERVER_UP is not passed on to Redis, where all processes receive everything. Commands that workers publish there
+are handled like those of connected workers.
 """
 
 from __future__ import annotations
@@ -214,6 +214,7 @@ class RedisPublisher:
             lines = [line for piece in pieces for line in piece.split(b"\n") if _is_published(line)]
             sent = lines if later is None else list(later.turn(lines))
             await says.say_all([("PUBLISH", self.channel, line) for line in sent])
+            # Redis answers each PUBLISH. Until then the bytes count as buffered, so that a slow Redis is noticed.
             for _ in sent:
                 await says.hear(ANSWER_SECONDS)
             waiting.confirmed(sum(map(len, pieces)))

@@ -203,7 +203,7 @@ class BroadcastReader:
         result.data = b"".join(pieces)
         result.has_more = {stream for stream, _ in cut}
         if only is None and not cut:
-            self._current_at = began
+            self._current_at = began  # not the end: facts announced since the start may be unread
         return result
 
     def resolve_dead_writers(self) -> None:

@@ -350,7 +350,7 @@ class Broadcaster:
             loop.call_soon_threadsafe(self._finish_round, result)
 
     def _finish_round(self, result: Round) -> None:
-        """Sends what the listener's thread read, and ends its round. No other round begins before."""
+        """Sends a round that the listener's thread has read, and ends it. No other round begins before."""
         try:
             self._take_over(result)
         finally:
@@ -367,7 +367,7 @@ class Broadcaster:
     async def _broadcast(self) -> None:
         while True:
             await self._wait()
-            self._wake.clear()
+            self._wake.clear()  # before the round: a request during the round starts the next one
             try:
                 if self._is_restored:
                     await self._begin_anew()

@@ -182,7 +182,7 @@ class ReplicationClient:
                 self.connection.tick(now)
             self.flush()
         elif self.connection.deadline <= time.monotonic():
-            self._transport.abort()
+            self._transport.abort()  # closing, and the client has not taken its last bytes in time
         else:
             self._set_timer()
 

@@ -147,7 +147,7 @@ class ReplicationConsumer(AsyncConsumer):
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
                 peer.keep_place()
-                if self._name is None:  # only the first: a client that keeps changing its name would get a row for each
+                if self._name is None:  # the first one only: a client that keeps changing it would get a row for each
                     self._name = name
                 self._broadcaster.name_peer(peer, printable(name[:200]))
                 bind_contextvars(client=peer.name)

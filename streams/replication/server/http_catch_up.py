@@ -253,6 +253,7 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), instance)
     pace.learn(rows)
+    # Below a row above its writer's position, facts of the same writer may still be pending. They would be missed.
     complete = (row for row in rows if _is_complete(row, stored))
     updates, cut_at = _encoded(complete, declaration.announced_as, with_instances=question.with_instances)
     reached = min(reached, cut_at) if cut_at is not None else reached

@@ -151,7 +151,7 @@ class Relay:
         self._flusher.start()
 
     async def stop(self) -> None:
-        """Sends what waits, and ends."""
+        """Sends the waiting commands, and ends."""
         if self._loop is not None and self._flusher is not None:
             await self._flusher.stop()
             await self._loop.run_in_executor(None, self._listener.stop)

@@ -94,7 +94,7 @@ class WorkerReports:
         self._flusher.start()
 
     async def stop(self) -> None:
-        """Writes what is left, and ends."""
+        """Writes the remaining reports, and ends."""
         for key in list(self._peers):
             self._buffer.gone(key)
         self._count_due = 0.0
