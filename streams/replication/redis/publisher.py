@@ -112,7 +112,10 @@ class ChannelClient(ReplicationClient):
         self.name = "redis"
 
     def flush(self) -> None:
-        """Discards the output of the protocol object, which does not belong on a channel."""
+        """Discards the output of the protocol object, which does not belong on a channel.
+
+        Ends the link if the client is closed.
+        """
         self.connection.take_output()
         self.connection.take_words()
         if not self.is_open:
