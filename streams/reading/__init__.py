@@ -1,1 +1,1 @@
-"""Reading rows and stored positions, hearing of new ones, and dropping cached values that they make old."""
+"""Reading rows and stored positions, receiving notifications of new ones, and dropping outdated cached values."""

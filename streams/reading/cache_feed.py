@@ -1,12 +1,15 @@
-"""Drops cached values of this process that others have made old: one feed per process and database alias.
+"""Drops cached values of this process when other processes change the data behind them.
 
-It hears pokes, and reads the rows of the streams that drop caches from their tables, per writer, behind a cursor. Begun when
-a cached function is called for the first time; values are kept only while it hears, so none is older than what it has heard
-of. A position never shows in this process before the values that it makes old are gone: whatever moves one (the writer's
-background thread, waiters, followers) calls ``before_advance``, and whatever goes by the table of positions (named
-readers, ``Stream.current``, replication servers, hot caches) calls ``before_shown``.
+There is one feed per process and database alias, started by the first call of a cached function. It receives
+notifications. It reads the rows of the streams that drop caches from their tables, per writer, behind a cursor. Values
+are kept only while the feed receives notifications, so no value is older than the last one received.
 
-What this process appends itself is dropped by its own commit (``streams.writing.side_effects``), and passed over here.
+A position must not become visible in this process before the values that it invalidates are dropped. So code that moves a
+position (the writer's control loop, waiters, followers) calls ``before_advance``. Code that reads the table of positions
+(named readers, ``Stream.current``, replication servers, the notifier) calls ``before_shown``.
+
+Facts that this process appends drop their values in its own commit (``streams.writing.side_effects``). They are skipped
+here.
 """
 
 from __future__ import annotations
@@ -46,34 +49,34 @@ __all__ = [
 
 log = get_logger(__name__)
 ROWS_PER_READ = 1_000
-#: Further behind than this, everything is dropped instead of one by one.
+#: If a writer's cursor is more rows behind than this, all values are dropped instead of single ones.
 MOST_ROWS = 20_000
 START_SECONDS = 10.0
 RETRY_SECONDS = 1.0
 
 
 class Shown(NamedTuple):
-    """A position as notifications tell it."""
+    """A position as a notification gives it."""
 
     position: int
     generation: int = 0
 
 
-#: BoundStream -> writer -> position.
+#: Name of a stream -> writer -> position.
 Positions = Mapping[str, Mapping[str, StoredPosition | Shown]]
 
 
 class _Cursor:
-    """How far one stream was read."""
+    """The positions up to which one stream was read."""
 
     def __init__(self, generation: int, floor: int) -> None:
         self.generation = generation
         self.floor = floor
-        """Facts of a writer that is new to us lie above this."""
+        """A writer without an entry in ``positions`` is read from here, because all its facts lie above."""
         self.positions: dict[str, int] = {}
 
     def known(self) -> dict[str, Shown]:
-        """The positions up to which it was read."""
+        """Returns the position up to which each writer was read."""
         return {writer: Shown(position) for writer, position in self.positions.items()}
 
 
@@ -87,7 +90,7 @@ class _Listener(PositionListener):
 
 
 class CacheFeed:
-    """The cursors of one process on one database."""
+    """The cache invalidation of one process on one database, with a cursor for each stream."""
 
     def __init__(self, using: str) -> None:
         self.is_hearing = False
@@ -101,7 +104,10 @@ class CacheFeed:
         self._listener = _Listener(self, using)
 
     def start(self) -> bool:
-        """Connect and take the present positions as the beginning; False when the database is away."""
+        """Connects, and takes the present positions as the start.
+
+        Returns false if the database cannot be reached, or if the first look at it did not succeed within ``START_SECONDS``.
+        """
         try:
             self._listener.start()
         except driver.OperationalError as error:
@@ -111,23 +117,30 @@ class CacheFeed:
         return self.is_hearing
 
     def stop(self) -> None:
-        """End the thread; nothing is kept any more."""
+        """Ends the thread and closes the connections. Values are not kept any more."""
         self.is_hearing = False
         self._listener.stop()
         self._connection.close()
 
     def heard(self, pokes: list[PositionNotification]) -> None:
-        """In the listener's thread; no pokes: look at everything, as also after an error, whatever these pokes are of."""
+        """Reads the streams that the notifications name, and drops the values that became outdated.
+
+        Reads all streams if there are no notifications. Does the same after an error, whatever the notifications name.
+        Called in the listener's thread.
+        """
         with self._lock, self._connection.cursor() as cursor:
             if not self.is_hearing:
                 self._begin_epoch(cursor)
             names = {poke.stream for poke in pokes} if self.is_hearing else set()
             self._catch_up(cursor, names or None)
-            self.is_hearing = True
+            self.is_hearing = True  # set last: no value may be kept before the cursors are up to date
         self._begun.set()
 
     def _begin_epoch(self, cursor: Any) -> None:
-        """A database that was restored may give out IDs again that were read, and values may be of facts that are gone."""
+        """Drops all cursors and values if the database was restored.
+
+        A restored database may give out IDs again that were read already. Values may come from facts that are gone.
+        """
         found = epochs.epoch_to_see(cursor)
         if epochs.is_another_life(self._epoch, found):
             self._cursors.clear()
@@ -137,7 +150,11 @@ class CacheFeed:
         self._epoch = found
 
     def before_advance(self, streams: Collection[str] | None, cursor: Any = None) -> None:
-        """Drop what everything that is announced of these streams makes old."""
+        """Reads what is announced of these streams (None: of all), and drops the values that it invalidates.
+
+        Does nothing while no values are kept. Errors on the feed's own connection are logged and not raised, those of a
+        given ``cursor`` are raised.
+        """
         found = (stream for stream in _dropping() if stream.drops_now())
         names = {stream.name for stream in found if streams is None or stream.name in streams}
         if not names or not self.is_hearing:
@@ -149,12 +166,12 @@ class CacheFeed:
             try:
                 with self._connection.cursor() as own:
                     self._catch_up(own, names)
-            except driver.DatabaseError as error:  # then nothing is served until a later poke could be followed up
+            except driver.DatabaseError as error:  # no value is served until a later notification could be read
                 self.is_hearing = False
                 log.warning("caches.not_hearing", error=str(error).strip())
 
     def before_shown(self, found: Positions) -> None:
-        """Drop what these positions make old; most were covered by what was heard before."""
+        """Drops the values that these positions invalidate. Most positions were read before and need nothing."""
         if behind := {name for name, stored in found.items() if not self._covers(name, stored)}:
             self.before_advance(behind)
 
@@ -168,15 +185,16 @@ class CacheFeed:
         )
 
     def note_own(self, stream: str, ids: Collection[int]) -> None:
-        """What these facts make old was dropped by the commit of this process."""
+        """Records facts whose values were dropped by the commit of this process, so that their rows are skipped."""
         if self.is_hearing:
             self._own.update((stream, number) for number in ids)
 
     def _catch_up(self, cursor: Any, names: Collection[str] | None) -> None:
-        """Read on. A stream whose rows drop nothing in this process yet gets its cursor, and is read from there later.
+        """Reads the streams (None: all) from their cursors to their present positions.
 
-        A function that depends on rooms' state may be declared at any time. Its values are computed after that, so a change
-        that one of them lacks lies above the cursor.
+        A stream whose rows drop nothing in this process yet only gets a cursor. It is read from there as soon as a
+        function is declared that depends on it. That is early enough: the function's values are computed after the
+        declaration, so a change that is missing in one of them lies above the cursor.
         """
         streams = [stream for stream in _dropping() if names is None or stream.name in names]
         streams = [stream for stream in streams if stream.name not in self._cursors or stream.drops_now()]
@@ -194,7 +212,7 @@ class CacheFeed:
             where = _Cursor(generation, linear_position(stored.values(), stream.declaration.empty_position))
             where.positions = {writer: at.position for writer, at in stored.items()}
             self._cursors[stream.name] = where
-        elif generation > where.generation:  # a stream in memory that began anew
+        elif generation > where.generation:  # a stream in memory that started again at 0
             where = self._cursors[stream.name] = _Cursor(generation, 0)
         for writer, at in stored.items():
             after = where.positions.get(writer, where.floor)
@@ -203,7 +221,11 @@ class CacheFeed:
             where.positions[writer] = max(at.position, after)
 
     def _apply(self, cursor: Any, stream: BoundStream, writer: str, after: int, upto: int) -> None:
-        """All or nothing: what cannot be understood, or is gone from the table, drops everything."""
+        """Drops the values that the writer's rows with after < token <= upto invalidate.
+
+        Drops all values if a row cannot be understood, if facts were trimmed, or if there are more rows than
+        ``MOST_ROWS``. Raises ``DatabaseError``.
+        """
         try:
             begin, count = after, 0
             while after < upto and count < MOST_ROWS:
@@ -212,6 +234,7 @@ class CacheFeed:
                 others = [row.row for row in rows if (stream.name, row.token) not in self._own]
                 apply_drops(stream.drops_of(cursor, others))
                 self._own.difference_update([(stream.name, row.token) for row in rows])
+            # After the rows: a trim deletes facts and moves the mark in one transaction, so it cannot stay unnoticed.
             check_not_trimmed(cursor, stream.name, VectorToken(begin), writer)
             if after >= upto:
                 return
@@ -220,7 +243,7 @@ class CacheFeed:
             raise
         except ResyncNeeded as error:
             reason = str(error)
-        except Exception as error:  # noqa: BLE001 - a rule of the site's own; no value may survive it
+        except Exception as error:  # noqa: BLE001 - the site's own rule failed: drop everything
             reason = f"{type(error).__name__}: {error}"
         log.warning("caches.all_dropped", stream=stream.name, writer=writer, reason=reason)
         for store in stores.values():
@@ -228,24 +251,29 @@ class CacheFeed:
 
 
 def _dropping() -> list[BoundStream]:
-    """The streams whose rows can drop cached values."""
+    """Returns the streams whose rows can drop cached values."""
     return [stream for stream in lookup.all_streams() if stream.may_drop()]
 
 
 _feeds: dict[str, CacheFeed] = {}
+#: Database alias -> monotonic time before which a failed start is not tried again.
 _begin_again_at: dict[str, float] = {}
 _guard = threading.Lock()
 
 
 def is_hearing(using: str | None = None) -> bool:
-    """Whether values may be kept now; begins to listen at the first call, which blocks until it does."""
+    """Returns true if values may be kept now.
+
+    The first call starts the feed, and blocks until the feed receives notifications. A start that failed is tried again
+    after ``RETRY_SECONDS`` at the earliest; until then the answer is false.
+    """
     alias = using or stream_settings().database
     feed = _feeds.get(alias)
     return feed.is_hearing if feed is not None else _begin(alias)
 
 
 def has_begun(using: str | None = None) -> bool:
-    """Whether ``is_hearing`` answers without blocking."""
+    """Returns true if ``is_hearing`` answers without blocking."""
     return (using or stream_settings().database) in _feeds
 
 
@@ -264,8 +292,8 @@ def _begin(alias: str) -> bool:
         return True
 
 
-#: Others that keep something old unless told before positions move: called with the database alias and the pokes that say so
-#: (none: look at everything). Must not fail.
+#: Callbacks that drop other outdated data before positions move. They get the database alias and the notifications (none: look
+#: at everything). Must not fail.
 observers: list[Callable[[str, Sequence[PositionNotification]], None]] = []
 
 
@@ -275,9 +303,10 @@ def before_advance(
     using: str | None = None,
     pokes: Sequence[PositionNotification] = (),
 ) -> None:
-    """Called before positions of these streams (None: of any) are seen to move here; does nothing where nothing is cached.
+    """Drops outdated values before positions of these streams (None: of any) become visible in this process.
 
-    Without a ``cursor`` on a connection of its own. ``pokes`` are what was heard, if that is why. Blocks.
+    Does nothing where nothing is cached. Uses the feed's own connection unless a ``cursor`` is given. ``pokes`` are the
+    notifications that caused the call, if any; the observers get them. Blocks.
     """
     alias = using or stream_settings().database
     feed = _feeds.get(alias)
@@ -288,25 +317,27 @@ def before_advance(
 
 
 def before_shown(found: Positions, using: str | None = None) -> None:
-    """Called with positions that were heard or read from their table, before anybody sees them or the rows up to there.
+    """Drops the values that these positions invalidate, before the positions or rows up to them are used.
 
-    A reads the positions and hands out a fact; B, which hears on another connection, has not heard of it yet: a value that the
-    fact makes old would still be served. Costs nothing where all of it was heard. Not within the feed's own work. May block.
+    Called with positions that were received or read from their table. Runs no query if the feed has read all of them
+    already. Must not be called from the feed's own work. May block.
     """
+    # Without this: A reads position 7 from the table and hands out fact 7. The feed, on another connection, has not received the
+    # notification of 7 yet. A value that fact 7 invalidates would still be served.
     feed = _feeds.get(using or stream_settings().database)
     if feed is not None and feed.is_hearing:
         feed.before_shown(found)
 
 
 def note_own(stream: str, ids: Collection[int], using: str) -> None:
-    """This process has dropped what these facts make old, and they are not complete yet."""
+    """Records facts, not complete yet, whose values this process has dropped itself."""
     feed = _feeds.get(using)
     if feed is not None:
         feed.note_own(stream, ids)
 
 
 def forget_feeds() -> None:
-    """End all feeds of this process, and forget all values; the next call of a cached function begins anew."""
+    """Ends all feeds of this process, and drops all values. The next call of a cached function starts a new feed."""
     for feed in list(_feeds.values()):
         feed.stop()
     _feeds.clear()
@@ -315,10 +346,13 @@ def forget_feeds() -> None:
 
 
 def _after_fork() -> None:
-    """A child hears nothing of its parent's connection, and its parent's values may grow old meanwhile."""
+    """Removes the feeds and values in a forked child.
+
+    A child receives nothing on its parent's connection, and the parent's values may become outdated meanwhile.
+    """
     global _guard  # noqa: PLW0603
     _feeds.clear()
-    _guard = threading.Lock()
+    _guard = threading.Lock()  # a thread of the parent may have held the old one during the fork
     for store in stores.values():
         store.after_fork()
 

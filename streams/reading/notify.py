@@ -1,7 +1,7 @@
-"""Hearing NOTIFY: LISTEN on a direct connection, in a thread, with reconnection.
+"""Receives PostgreSQL notifications: LISTEN on a direct connection, in a thread, with reconnection.
 
-A notification may be lost: whoever listens also looks at the table that it is about after each (re)connection. What has no
-table must be harmless to lose.
+A notification may be lost. So a listener also reads the table that the notifications are about after each (re)connection.
+A notification that belongs to no table must be harmless to lose.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ RETRY_SECONDS = 0.2
 
 
 class NotifyListener(Generic[T]):
-    """Calls ``on_heard`` with what was heard, and with an empty list after each (re)connection ("look at everything").
+    """A thread that calls ``on_heard`` with what was received, and with an empty list after each (re)connection.
 
-    A subclass says in ``take`` what notifications mean: every role that may connect can send them. The callback runs in the
-    listener's thread and must be quick. ``start`` raises when the first connection fails.
+    The empty list means "look at everything". It also follows a call of ``on_heard`` that raised. Every role that may
+    connect can send notifications, so a subclass decides in ``take`` what they mean. The callback runs in the listener's
+    thread and must be quick.
     """
 
     def __init__(self, channel: str, on_heard: Callable[[list[T]], None], using: str | None, name: str) -> None:
@@ -42,7 +43,7 @@ class NotifyListener(Generic[T]):
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Connect, listen and start the thread."""
+        """Connects, listens and starts the thread. Raises the driver's errors if the first connection fails."""
         self._connect()
         wake_up = self._wake_up = WakeUp()
         name = f"replsite-{self._name}".replace(" ", "-")
@@ -50,32 +51,39 @@ class NotifyListener(Generic[T]):
         self._thread.start()
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[T]:
-        """What notifications, as (sending session, payload), mean; in the listener's thread, which may use its connection."""
+        """Returns the meaning of notifications, given as (sending session, payload).
+
+        Called in the listener's thread, and may use its connection. The list is empty if nothing was received, for
+        example when ``due_seconds`` have passed.
+        """
         raise NotImplementedError
 
     def due_seconds(self) -> float | None:
-        """When ``take`` is to be called though nothing is heard; None: never."""
+        """Returns the seconds after which to call ``take`` even if nothing is received; None: never."""
         return None
 
     def connected(self) -> None:
-        """A (new) connection listens: what was heard on an earlier one is covered by the look at everything."""
+        """Reacts to a new connection that listens.
+
+        ``on_heard`` is about to get an empty list, which covers everything received before.
+        """
 
     def lost(self) -> None:
-        """The connection was lost: nothing is heard until ``on_heard`` is called with an empty list."""
+        """Reacts to the loss of the connection. Nothing is received until ``on_heard`` is called with an empty list."""
 
     def nudge(self) -> None:
-        """Have ``nudged`` called in the listener's thread; from any thread, at once, as often as one likes."""
+        """Requests an immediate call of ``nudged`` in the listener's thread. Any thread may call it, at any rate."""
         wake_up = self._wake_up
         if not self._is_nudged and wake_up is not None:
             self._is_nudged = True
             wake_up.ring()
 
     def nudged(self) -> None:
-        """Called in the listener's thread after ``nudge``."""
+        """Reacts to ``nudge``, in the listener's thread."""
 
     def stop(self) -> None:
-        """End the thread and close the connection."""
-        wake_up, self._wake_up = self._wake_up, None  # the thread keeps it as long as it runs
+        """Ends the thread, waiting at most 10 s for it, and closes the connection."""
+        wake_up, self._wake_up = self._wake_up, None  # not closed: the thread uses it as long as it runs
         if wake_up is not None and self._thread is not None:
             self._stopping.set()
             wake_up.ring()
@@ -105,13 +113,14 @@ class NotifyListener(Generic[T]):
                     self._away.begins(error)
                     self.lost()
                 connected = False
+                # Without a connection a nudge is discarded: the call with an empty list after the reconnection covers it.
                 if driver.ready_to_read([wake_up], RETRY_SECONDS):
                     self._take_nudge(wake_up)
 
     def _hear(self, wake_up: WakeUp) -> None:
         waits = RETRY_SECONDS if self._missed else self.due_seconds()
         if self._connection.notifies:
-            waits = 0.0  # they came with the answer to a question, so the socket is silent
+            waits = 0.0  # they came with the answer to a query, so the socket does not become readable
         ready = driver.ready_to_read([self._connection, wake_up], waits)
         if wake_up in ready and self._take_nudge(wake_up):
             self._call(self.nudged)
@@ -125,13 +134,15 @@ class NotifyListener(Generic[T]):
             self._tell(heard)
 
     def _take_nudge(self, wake_up: WakeUp) -> bool:
-        """Empty the pipe; whether somebody nudged."""
+        """Empties the pipe. Returns true if ``nudge`` was called since the last time."""
         wake_up.hush()
-        nudged, self._is_nudged = self._is_nudged, False  # after the read: a later nudge writes again
+        # Cleared after the read. Otherwise: A clears the flag, B sets it and writes, A reads B's byte. From then on each nudge
+        # finds the flag set and writes nothing.
+        nudged, self._is_nudged = self._is_nudged, False
         return nudged
 
     def _tell(self, heard: list[T]) -> None:
-        """Call back; when that fails, listening goes on and the next call says "look at everything"."""
+        """Calls ``on_heard``. If it fails, listening goes on, and the next call gets an empty list."""
         if self._call(lambda: self._on_heard([] if self._missed else heard)):
             self._missed = False
 

@@ -1,8 +1,8 @@
 """Sends and receives notifications of moved positions.
 
-A notification has ``stream writer position`` at most, and two one-time words that prove its sender. It never carries
-facts, and it may be lost. So a listener also reads the table of positions after each (re)connection, and from time to
-time.
+A notification carries the stream, the writer and at most the writer's position, and possibly two one-time words that
+prove its sender. It never carries facts, and it may be lost. So a listener also reads the table of positions after each
+(re)connection, and from time to time.
 
 Every role that may connect can send one. ``NotificationFilter`` accepts a position only from the session that holds its
 writer's lock. Anything else means "look at the table", a bounded number of times (``streams.reading.trust``).
@@ -23,14 +23,17 @@ from streams.reading.trust import LOOK_GAP_SECONDS, Cursor, ReceivedWords, Write
 __all__ = ["CHANNEL", "NotificationFilter", "PositionListener", "PositionNotification", "notify_position"]
 
 CHANNEL = "replsite_streams"
-_MOST_DIGITS = 18  # a bigint holds each such number
-#: Blanks in ``stream writer position``, and with words behind it that prove whose it is.
+_MOST_DIGITS = 18  # a bigint holds every number of so many digits
+#: Number of blanks in ``stream writer position``, and in the same with the two words that prove the sender.
 _SPACES, _SPACES_WITH_WORDS = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class PositionNotification:
-    """A writer's position rose; without a position: the set of writers changed, look at the table."""
+    """A notification that a writer's position rose.
+
+    Without a position, it means that the set of writers changed, so the table has to be read.
+    """
 
     stream: str
     writer: str
@@ -38,7 +41,7 @@ class PositionNotification:
 
     @classmethod
     def parse(cls, payload: str) -> PositionNotification:
-        """Read a NOTIFY payload; anything odd means "look at the table"."""
+        """Returns the notification of a NOTIFY payload. A malformed payload gives one without a position ("read the table")."""
         parts = payload.split(" ", _SPACES_WITH_WORDS + 1)
         has_position = len(parts) - 1 in (_SPACES, _SPACES_WITH_WORDS)
         is_position = has_position and parts[2].isdecimal() and len(parts[2]) <= _MOST_DIGITS
@@ -47,19 +50,20 @@ class PositionNotification:
 
 
 def notify_position(cursor: Any, stream: str, writer: str, position: int | None = None) -> None:
-    """Tell everybody, once the cursor's transaction is committed; without a position: the set of writers changed."""
+    """Notifies all listeners when the cursor's transaction commits. Without a position: the set of writers changed."""
     payload = f"{stream} {writer}" if position is None else f"{stream} {writer} {position}"
     cursor.execute("SELECT pg_notify(%s, %s)", [driver.channel(cursor, CHANNEL), payload])
 
 
 class NotificationFilter:
-    """What notifications tell, whoever sent them; for one thread at a time.
+    """A filter that turns notifications of any sender into those to act on; for one thread at a time.
 
-    Positions that are handed out were said by the session of their writer's lock. It is looked up after they were heard; those
-    that go on from such a one by their words (``streams.reading.trust.OneTimeWords``) need no question. A stream of which
-    something else was said is handed out once, without writer and position, and nothing else of it. A enters the stream at 5
-    and takes 6, B says 7: taken over without A's word, which could not be proved yet, B's would have the linear position pass
-    6. ``own`` is the session and the name of the caller, if it is a writer itself.
+    A position is passed on only if the session of its writer's lock sent it. The session is looked up after the
+    notification was received. A notification that continues a proved one by its words
+    (``streams.reading.trust.OneTimeWords``) needs no query. A stream with any other notification is passed on once,
+    without writer and position ("read the table"), and none of its positions is.
+
+    ``own`` is the session and the name of the caller, if it is a writer itself.
     """
 
     def __init__(self, own: tuple[int, str] | None = None) -> None:
@@ -70,17 +74,17 @@ class NotificationFilter:
         self._waiting: set[str] = set()
 
     def forget(self) -> None:
-        """The caller looks at everything: nothing that was heard so far has to be looked up any more."""
+        """Discards everything received so far, because the caller reads all tables."""
         self._waiting = set()
         self._words = ReceivedWords()
 
     def look_again(self, streams: set[str]) -> None:
-        """The caller could not look at these streams."""
+        """Queues these streams again, because the caller could not read them."""
         self._waiting |= streams
 
     @property
     def due_seconds(self) -> float | None:
-        """When there is something to hand out though nothing is heard; None: never."""
+        """Returns the seconds until a waiting stream can be passed on, even if nothing is received; None if none waits."""
         return max(0.0, self._look_due - time.monotonic()) if self._waiting else None
 
     def judge(self, heard: Sequence[tuple[int, str]], cursor: Cursor) -> list[PositionNotification]:
@@ -91,6 +95,7 @@ class NotificationFilter:
         now = time.monotonic()
         is_due = now >= self._look_due
         proved = [self._proved(*one) for one in heard]
+        # One query for all that are not proved by words, and at most one in LOOK_GAP_SECONDS.
         if is_due and any(
             found is None and self._may_be_proved(*one) for found, one in zip(proved, heard, strict=True)
         ):
@@ -99,6 +104,8 @@ class NotificationFilter:
             proved = [found or self._vouched_for(*one) for found, one in zip(proved, heard, strict=True)]
         others = {payload.partition(" ")[0] for found, (_, payload) in zip(proved, heard, strict=True) if found is None}
         unclear = self._waiting | {stream for stream in others if lookup.find(stream) is not None}
+        # A stream with an unproved notification is passed on without any position. Otherwise: A enters the stream at 5 and takes
+        # 6; its notification cannot be proved yet. B announces 7, proved. With B's alone the linear position would pass 6.
         given = [found for found in proved if found is not None and found.stream not in unclear]
         if not unclear or not is_due:
             self._waiting = unclear
@@ -123,7 +130,10 @@ class NotificationFilter:
         return found if self._words.follow((session, found.writer, found.stream), _words_of(payload)) else None
 
     def _vouched_for(self, session: int, payload: str) -> PositionNotification | None:
-        """Returns the notification if its session belonged to its writer in a query made after it was received, else null."""
+        """Returns the notification if its session holds its writer's lock, else null.
+
+        Called after a query that was made after the notification was received.
+        """
         if not self._sessions.is_writers(session):
             return None
         found = PositionNotification.parse(payload)
@@ -147,7 +157,10 @@ def _words_of(payload: str) -> str:
 
 
 class PositionListener(NotifyListener[PositionNotification]):
-    """Calls ``on_pokes`` with received notifications, and with an empty list after each (re)connection ("read the table")."""
+    """A listener that calls ``on_pokes`` with accepted notifications.
+
+    After each (re)connection it calls it with an empty list ("read the table").
+    """
 
     def __init__(
         self, on_pokes: Callable[[list[PositionNotification]], None], using: str | None = None, name: str = "reader"
@@ -156,13 +169,13 @@ class PositionListener(NotifyListener[PositionNotification]):
         self._judge = NotificationFilter()
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[PositionNotification]:
-        """Only what is proved, and what has to be looked up."""
+        """Returns proved notifications, and those without a position for streams that have to be looked up."""
         return self._judge.judge(heard, self._connection.cursor)
 
     def due_seconds(self) -> float | None:
-        """Streams may wait for their look."""
+        """Returns the seconds until a stream that waits can be looked up; None if none waits."""
         return self._judge.due_seconds
 
     def connected(self) -> None:
-        """Everything is going to be looked at."""
+        """Discards what was received before, because everything is about to be looked up."""
         self._judge.forget()

@@ -1,9 +1,12 @@
-"""Stored positions that can be: a writer is never further than the sequence, which gave out every ID that is complete.
+"""Reads stored positions, and holds back those that cannot be true because they lie above the stream's sequence.
 
-One above it tells nothing of the facts below: a dump was put together by hand, a row was changed, or an older program believed
-what it should not have. Taken for true it would have everybody pass over the facts that get these IDs: a named reader would
-store a cursor behind them, and a cache would keep what they make old. So it counts as where the writer was known to be
-before, and the stream waits until it is mended: ``manage.py check_streams`` names it.
+The sequence gave out every ID that is complete, so no writer can be above it. A position above it says nothing about the
+facts below. It comes from a dump that was put together by hand, a changed row, or a mistake of an older program. If it
+were believed, all readers would skip the facts that get these IDs later: a named reader would store a cursor behind them,
+and a cache would keep values that they invalidate.
+
+So such a writer counts as being where it was known to be before, and the stream waits until it is repaired. ``manage.py
+check_streams`` names it.
 """
 
 from __future__ import annotations
@@ -20,20 +23,20 @@ from streams.runtime.logs import get_logger
 __all__ = ["possible_positions"]
 
 log = get_logger(__name__)
-#: Stored positions, each with the last value that its stream's sequence gave out; null where that cannot be told. Sequences are
-#: read after the snapshot of the positions was taken, so they are never behind a position that was right.
+#: Stored positions, each with the last value that its stream's sequence gave out; null where that cannot be read. Sequences are
+#: read after the snapshot of the positions was taken, so they are never behind a correct position.
 _WITH_GIVEN_OUT = f"""
 SELECT stored.*, CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
                       THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)), 0) END
 FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
 """
-#: (stream, writer) -> the position that the log was told of.
+#: (stream, writer) -> the wrong position that was logged last.
 _told: dict[tuple[str, str], int] = {}
 
 
 class At(Protocol):
-    """A position that was told before."""
+    """A position that was known before."""
 
     @property
     def position(self) -> int: ...
@@ -42,10 +45,11 @@ class At(Protocol):
 def possible_positions(
     cursor: Any, streams: Collection[str] | None = None, known: Mapping[str, Mapping[str, At]] | None = None
 ) -> dict[str, dict[str, StoredPosition]]:
-    """``streams.reading.rows.stored_positions``, with nothing above the sequences; ``known`` is what was told before.
+    """Returns ``{stream: {writer: position}}`` as ``stored_positions``, with no position above its stream's sequence.
 
-    Who does not know gets the lowest of the stream's other positions. Streams in memory are not looked at: they begin anew,
-    and their sequences with them.
+    A position above it is replaced by the one in ``known``, which has the positions that the caller knew before. A writer
+    that is not in ``known`` gets the lowest position of the stream's other writers. Streams in memory are not checked,
+    because they and their sequences start again.
     """
     sequences = {
         stream.name: stream.declaration.sequence
@@ -74,6 +78,7 @@ def possible_positions(
 
 
 def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str, At]) -> dict[str, StoredPosition]:
+    """Returns ``stored``, with positions above ``given_out`` reduced. Logs each of them once."""
     wrong = [writer for writer, at in stored.items() if at.position > given_out]
     if not wrong:
         return stored

@@ -1,6 +1,6 @@
-"""Writing the table of readers: the same rows for connections, followers and Spark queries (pure).
+"""Writes the table of readers: the same rows for connections, followers and Spark queries (pure).
 
-Called with a cursor of any connection; the caller decides about the transaction.
+Each function is called with a cursor of any connection. Transactions are the caller's.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import orjson
 
 __all__ = ["NAMED", "beat_reader", "close_reader", "forget_readers", "remove_reader", "store_readers"]
 
-#: Name: insert readers or write their present figures. One that comes back has connected anew.
+#: Inserts readers, or updates the figures of known ones. A closed reader that comes back, or one of another process, counts as
+#: newly connected.
 _STORE = """
 INSERT INTO streams_reader AS known (key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions,
     bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason,
@@ -40,12 +41,12 @@ RETURNING key, CASE WHEN closed_at IS NULL THEN disconnect_asked_by ELSE '' END
 """
 _BEAT = "UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE key = %(key)s"
 _CLOSE = "UPDATE streams_reader SET closed_at = clock_timestamp(), close_reason = %(reason)s WHERE key = %(key)s"
-#: So many readers that ended are kept at most: a client that comes and goes all the time leaves a row each time.
+#: Number of closed readers that are kept at most. A client that keeps reconnecting leaves a row each time.
 CLOSED_READERS_KEPT = 1_000
-#: Before a named reader's key: such a reader has stored cursors, here or in the database of its effects.
+#: Prefix of a named reader's key. Such a reader has stored cursors, here or in the database that its handlers write.
 NAMED = "reader "
-#: Name: forget readers that ended, or went silent, long ago, and all but the last of those that ended. Named readers stay until
-#: an operator forgets them.
+#: Deletes readers that ended or went silent long ago, and all but the last of those that ended. Named readers stay until an
+#: operator forgets them.
 _FORGET = f"""
 DELETE FROM streams_reader WHERE left(key, {len(NAMED)}) <> '{NAMED}' AND (
     closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
@@ -57,13 +58,13 @@ _REMOVE = "DELETE FROM streams_reader WHERE key = %(key)s"
 def store_readers(
     cursor: Any, kind: str, process_id: int, rows: Sequence[Mapping[str, Any]], served_by: str = ""
 ) -> dict[str, str]:
-    """Insert or update readers of one kind and process, in one statement; those with a ``close_reason`` are closed by it.
+    """Inserts or updates readers of one kind and process, in one statement. A row with a ``close_reason`` closes its reader.
 
-    Returns those that somebody wants to be disconnected: key -> who.
+    Returns ``{key: requested by}`` for readers whose disconnection was requested.
 
-    A row has ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``, positive); the counters,
-    ``connected_seconds`` (for how long; clocks of hosts differ, so no time is told), ``close_reason`` and ``error`` (what ended
-    it) may be missing.
+    A row has ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``, positive). It may have
+    the counters, ``connected_seconds``, ``close_reason`` and ``error`` (the error that ended the reader).
+    ``connected_seconds`` is a duration and not a time, because clocks of hosts differ.
     """
     text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
     cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})
@@ -71,20 +72,23 @@ def store_readers(
 
 
 def beat_reader(cursor: Any, key: str) -> None:
-    """A sign of life without a new position."""
+    """Stores a heartbeat without a new position."""
     cursor.execute(_BEAT, {"key": key})
 
 
 def close_reader(cursor: Any, key: str, reason: str) -> None:
-    """The reader has ended."""
+    """Marks the reader as ended, with the reason."""
     cursor.execute(_CLOSE, {"key": key, "reason": reason})
 
 
 def forget_readers(cursor: Any) -> None:
-    """Remove what nobody looks at any more."""
+    """Deletes readers that ended over an hour ago, or were silent for a day.
+
+    Of the closed ones, also deletes all but the last ``CLOSED_READERS_KEPT``. Named readers stay.
+    """
     cursor.execute(_FORGET, {"kept": CLOSED_READERS_KEPT})
 
 
 def remove_reader(cursor: Any, key: str) -> None:
-    """The reader is forgotten."""
+    """Deletes the reader's row."""
     cursor.execute(_REMOVE, {"key": key})

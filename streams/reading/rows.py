@@ -1,7 +1,7 @@
-"""Reading streams from their tables: stored positions first, then rows at or below them.
+"""Reads streams from their tables: stored positions first, then rows at or below them.
 
-Thin edges: every function is given a DB-API cursor (Django's or a direct one) and blocks. Reading positions before rows
-is what makes it safe: a position is stored only after the commit of every fact that it covers.
+A position is stored only after the commit of every fact that it covers. So reading positions before rows is safe, and the
+other order is not. Every function gets a DB-API cursor (Django's or a direct one), and blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WRITER_NAMES = "SELECT id, instance_name FROM streams_streamposition WHERE stre
 
 @dataclass(frozen=True, slots=True)
 class StoredPosition:
-    """A row of the table of positions; numbers are positive, also for backward streams."""
+    """A row of the table of positions. Numbers are positive, also for backward streams."""
 
     stream: str
     writer: str
@@ -48,7 +48,7 @@ class StoredPosition:
 
 
 def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
-    """``{stream: {writer: position}}`` in one snapshot, of all streams or of those named."""
+    """Returns ``{stream: {writer: position}}`` in one snapshot, of all streams or of those named."""
     cursor.execute(STORED_POSITIONS, {"streams": None if streams is None else list(streams)})
     found: dict[str, dict[str, StoredPosition]] = {}
     for row in cursor.fetchall():
@@ -58,7 +58,7 @@ def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[
 
 
 def writer_names(cursor: Any, stream: str) -> dict[int, str]:
-    """The numbers that stand for the stream's writers in the text form of tokens."""
+    """Returns ``{number: writer}``. In the text form of tokens, the numbers stand for the stream's writers."""
     cursor.execute(_WRITER_NAMES, [stream])
     return dict(cursor.fetchall())
 
@@ -66,12 +66,14 @@ def writer_names(cursor: Any, stream: str) -> dict[int, str]:
 def rows_between(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
-    """Rows with ``after < token <= upto`` of one writer (of all when None), ascending, about ``limit`` of them.
+    """Returns rows with ``after < token <= upto`` of one writer (None: of all), and the position reached.
 
-    Never splits a token. The second value is the position reached: equal to ``upto`` when nothing is left. The caller
-    must not ask beyond a position that it read before. Raises ``ResyncNeeded`` when facts after ``after`` were trimmed.
+    Rows ascend by token. There are about ``limit`` of them, because a fact is never split. The position reached is
+    ``upto`` if nothing is left. The caller must not ask beyond a position that it read before. Raises ``ResyncNeeded`` if
+    facts after ``after`` were trimmed.
     """
     found = rows_that_are_there(cursor, declaration, writer, after, upto, limit)
+    # After the rows: a trim deletes facts and moves the mark in one transaction, so it cannot stay unnoticed.
     check_not_trimmed(cursor, declaration.name, VectorToken(after), writer)
     return found
 
@@ -79,7 +81,10 @@ def rows_between(
 def rows_that_are_there(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
-    """As `rows_between`, for callers that do not care about facts that were trimmed, or look for themselves."""
+    """Returns the same as `rows_between`, without the check for trimmed facts.
+
+    For callers that do not care about trimmed facts, or check themselves.
+    """
 
     def fetch(table: FactTable, limit: int) -> list[tuple[Any, ...]]:
         sql = rows_sql(declaration, table, of_writer=writer is not None)

@@ -1,14 +1,13 @@
-"""Whose notifications count: NOTIFY may be said by every role that may connect, also by one that may only read.
+"""Decides which notifications count, because every role that may connect can send NOTIFY, even one that may only read.
 
-PostgreSQL tells with each notification which session sent it, and that cannot be made up. So a position counts only when the
-session is the one that holds its writer's lock, as ``streams_instance`` tells, which only the site's roles may write; and a
-line for followers only when the session's role may write the table of positions itself. From anybody else a notification
-means at most "look at the table", and looks are bounded: whatever comes within ``LOOK_GAP_SECONDS`` is one look.
+PostgreSQL names the sending session with each notification, and that cannot be forged. A position counts only if its
+session holds the writer's lock, as ``streams_instance`` says; only the site's roles may write that table. A line for
+followers counts only if the session's role may write the table of positions itself. Any other notification means at most
+"look at the table". All of these within ``LOOK_GAP_SECONDS`` cause one look.
 
-The number of a session that has ended may be given to another one: a writer is killed, and a reader whose session gets its
-number speaks in its name. So a session is looked up after it was heard, must live then, and be of a role that may write.
-``OneTimeWords`` saves the question from the second time on: each announcement tells the digest of a word that the
-next one of its stream brings, and who hears both knows that one process said them. A word is worth nothing once it was heard.
+``OneTimeWords`` saves the query from a writer's second announcement on. Each announcement carries the digest of a word,
+and the next one of its stream carries the word. A listener that receives both knows that one process sent them. A word is
+worthless once it was received.
 """
 
 from __future__ import annotations
@@ -27,19 +26,21 @@ from streams.runtime.logs import get_logger
 __all__ = ["FRESH_SECONDS", "LOOK_GAP_SECONDS", "OneTimeWords", "ReceivedWords", "TrustedSessions", "WriterSessions"]
 
 log = get_logger(__name__)
-#: What was looked up about sessions that relay hints is believed for so long.
+#: For so long an answer about a session that relays hints is believed.
 FRESH_SECONDS = 2.0
-#: Looks at the table for what nobody has proved follow each other no faster; the first after a pause is made at once.
+#: Smallest time between two looks at the table for unproved notifications. The first after a pause is made at once.
 LOOK_GAP_SECONDS = 0.02
-#: A role that may not read who holds which lock asks again after this, and looks at the table until then.
+#: A role that may not read the holders of locks tries again after this. Until then every notification is a look at the table.
 _DENIED_SECONDS = 60.0
 _WORD_BYTES = 16
-#: Sessions whose answer is remembered; beyond that all are asked about anew.
+#: With more remembered answers than this, those about other sessions than the present ones are forgotten.
 _MOST_SESSIONS = 1_000
 
 Cursor = Callable[[], AbstractContextManager[Any]]
 
-#: Part of a statement: living sessions ``a`` of roles that may move positions by themselves.
+#: Part of a statement: living sessions ``a`` of roles that may move positions by themselves. A session is looked up after its
+#: notification was received. Otherwise: a writer is killed, a reader's session gets its number, and the reader's notification
+#: counts as the writer's. With this condition the new session must also be of a role that may write.
 _MAY_WRITE = """
 a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND has_table_privilege(a.usesysid, 'streams_streamposition', 'UPDATE')
@@ -52,26 +53,33 @@ _TRUSTED = f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s
 
 
 class OneTimeWords:
-    """What a writer proves its announcements with; for one thread at a time."""
+    """The words with which a writer proves its announcements; for one thread at a time."""
 
     def __init__(self) -> None:
         self._next: dict[str, str] = {}
 
     def take(self, stream: str) -> str:
-        """``WORD DIGEST``: the word whose digest was told with the stream's last announcement, and the digest of the next."""
+        """Returns ``WORD DIGEST`` for the stream's next announcement.
+
+        The digest of this word went with the announcement before. ``DIGEST`` is that of the word to come.
+        """
         word = self._next.get(stream) or secrets.token_hex(_WORD_BYTES)
         self._next[stream] = secrets.token_hex(_WORD_BYTES)
         return f"{word} {_digest(self._next[stream])}"
 
 
 class ReceivedWords:
-    """The digests that were told, by session, writer and stream; for one thread at a time."""
+    """The digests that were received, by session, writer and stream; for one thread at a time."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[int, str, str], str] = {}
 
     def follow(self, said: tuple[int, str, str], words: str) -> bool:
-        """Whether these words go on from those that were heard before them."""
+        """Returns true if the word proves the sender: its digest came with the sender's last notification.
+
+        ``said`` is the claimed sender as (session, writer, stream), and ``words`` is ``WORD DIGEST``. If the word is
+        right, the new digest is stored.
+        """
         word, _, digest = words.partition(" ")
         if not digest or self._told.get(said) != _digest(word):
             return False
@@ -79,14 +87,17 @@ class ReceivedWords:
         return True
 
     def begin(self, said: tuple[int, str, str], words: str) -> None:
-        """It is known otherwise that the writer said this."""
+        """Stores the digest in ``words``, of a sender that was proved by a query.
+
+        If there is no digest in ``words``, the stored one is removed.
+        """
         if digest := words.partition(" ")[2]:
             self._told[said] = digest
         else:
             self._told.pop(said, None)
 
     def keep(self, speaks_for: Callable[[int, str], bool]) -> None:
-        """Forget those of sessions that speak for their writer no longer."""
+        """Removes the digests of sessions that no longer hold their writer's lock, as ``speaks_for(session, writer)`` returns."""
         self._told = {said: digest for said, digest in self._told.items() if speaks_for(*said[:2])}
 
 
@@ -95,7 +106,7 @@ def _digest(word: str) -> str:
 
 
 class WriterSessions:
-    """Which session speaks for which writer, when it was looked up last; for one thread at a time."""
+    """The sessions that held writers' locks when they were last looked up; for one thread at a time."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, int] = {}
@@ -103,16 +114,19 @@ class WriterSessions:
         self._denied_until = -math.inf
 
     def speaks_for(self, session: int, writer: str) -> bool:
-        """Whether that session held the writer's lock."""
+        """Returns true if that session held the writer's lock."""
         return self._sessions.get(writer) == session
 
     def is_writers(self, session: int) -> bool:
-        """Whether that session held the lock of some writer."""
+        """Returns true if that session held the lock of some writer."""
         return session in self._writers
 
     def look(self, cursor: Cursor) -> None:
-        """Ask the database; a role that may not read this knows of nobody. Raises when the connection is gone."""
-        self._believe({})
+        """Reads the sessions from the database. Raises the driver's errors if the connection is gone.
+
+        After any other database error nothing is known for ``_DENIED_SECONDS``; a role may lack the permission to read this.
+        """
+        self._believe({})  # after an error nothing is known
         now = time.monotonic()
         if now < self._denied_until:
             return
@@ -131,13 +145,13 @@ class WriterSessions:
 
 
 class TrustedSessions:
-    """Which sessions belong to roles that may write positions by themselves; for one thread at a time."""
+    """The sessions of roles that may write positions, remembered for ``FRESH_SECONDS``; for one thread at a time."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, bool]] = {}
 
     def of(self, sessions: Collection[int], cursor: Cursor) -> set[int]:
-        """Those of them that do. Raises ``DatabaseError``."""
+        """Returns those of the sessions whose roles may write positions. Raises ``DatabaseError``."""
         now = time.monotonic()
         unknown = {one for one in sessions if self._known.get(one, (-math.inf, False))[0] + FRESH_SECONDS < now}
         if unknown:

@@ -1,7 +1,7 @@
-"""Connections to Redis as we need them: never opened again behind our back, so that nothing is missed without our knowing.
+"""Connections to Redis that never reconnect by themselves, so that no message is missed unnoticed.
 
-The client library's own publish/subscribe object reconnects and subscribes anew in silence; here a lost connection is an
-error, and whoever uses it comes back and asks for positions. Needs the extra ``redis``.
+The publish/subscribe object of the client library reconnects and subscribes again in silence. Here a lost connection is
+an error, and the caller reconnects and asks for positions. Needs the extra ``redis``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ WRITE_TIMEOUT_SECONDS = 10.0
 
 
 class RedisConnection:
-    """One connection. Raises ``ConnectionError`` (an ``OSError``) when it is lost, `RedisRefused` for what the server refuses."""
+    """A connection to Redis.
+
+    Its methods raise ``ConnectionError`` (an ``OSError``) when it is lost, and `RedisRefused` for what the server refuses.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def say(self, *words: str | bytes) -> None:
-        """Send one command; its answer is to be read."""
+        """Sends one command. The caller has to read its answer."""
         await self.say_all([words])
 
     async def say_all(self, commands: Iterable[tuple[str | bytes, ...]]) -> None:
-        """Send commands in one write; waits until the transport takes them."""
+        """Sends commands in one write, and waits until the transport takes them."""
         try:
             packed = self._connection.pack_commands(commands)
             await self._connection.send_packed_command(packed, check_health=False)
@@ -43,7 +46,7 @@ class RedisConnection:
             raise ConnectionError(f"the connection to Redis is lost: {error}") from error
 
     async def hear(self, timeout_seconds: float = math.inf) -> Any:
-        """The next answer or message."""
+        """Returns the next answer or message. Raises ``ConnectionError`` if none came in time."""
         try:
             answer = await self._connection.read_response(disable_decoding=True, timeout=timeout_seconds)
         except (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse) as error:
@@ -55,17 +58,17 @@ class RedisConnection:
         return answer
 
     async def ask(self, *words: str | bytes) -> Any:
-        """A command and its answer."""
+        """Sends a command, and returns its answer."""
         await self.say(*words)
         return await self.hear(CONNECT_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
-        """Give the connection back, whatever its state."""
+        """Closes the connection, whatever its state."""
         await self._connection.disconnect(nowait=True)
 
 
 async def open_redis(address: RedisAddress, name: str) -> RedisConnection:
-    """A new connection, shown to Redis under ``name``. Raises ``ConnectionError`` or `RedisRefused`."""
+    """Returns a new connection, shown to Redis under ``name``. Raises ``ConnectionError`` or `RedisRefused`."""
     kind = SSLConnection if address.is_tls else Connection
     connection = kind(
         host=address.host,

@@ -1,16 +1,17 @@
-"""Our rows and lines in the form of current versions of Synapse (pure).
+"""Converts our rows and lines to the form of current versions of Synapse (pure).
 
-Workers since 1.67 hear Redis only, and some streams and rows have changed since 1.43. A worker ends its link at a stream
-that it does not know. So with ``REPLSITE_REDIS_SYNAPSE_VERSION`` set to a later version, streams that are gone are left out,
-and rows with other fields are written anew:
+Workers since 1.67 receive over Redis only, and some streams and rows have changed since 1.43. A worker ends its link at a
+stream that it does not know. So if ``REPLSITE_REDIS_SYNAPSE_VERSION`` is a later version, streams that are gone are left
+out, and rows with other fields are converted:
 
-* ``events``: ``ev`` rows end with *outlier*. Our rows do not tell it; it is said to be false.
-* ``receipts``: a thread stands before the data; ours are of no thread.
-* ``device_lists``: a user, whether it is about signatures, and whether the servers to tell are known. Names of servers are
-  left out.
+* ``events``: ``ev`` rows end with *outlier*. Our rows do not have it, so it is false.
+* ``receipts``: a thread comes before the data. Ours are of no thread.
+* ``device_lists``: a user, true if it is about signatures, and true if the servers to notify are known. Rows that name
+  servers are left out.
 
-``tag_account_data`` and ``user_signature`` live on in ``account_data`` and ``device_lists`` there. Their facts are left out
-all the same: they would have to be merged by position with those of the other stream, and a reader drops what comes late.
+Later versions have the facts of ``tag_account_data`` and ``user_signature`` in ``account_data`` and ``device_lists``. Ours
+are left out all the same. They would have to be merged by position with the facts of the other stream, because a reader
+drops facts that come late.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ GONE = frozenset({"tag_account_data", "groups", "user_signature"})
 
 
 def version_of(text: str) -> tuple[int, int]:
-    """``(1, 163)`` of ``1.163`` or ``1.163.2``; raises ``ValueError``."""
+    """Returns ``(1, 163)`` for ``1.163`` or ``1.163.2``.
+
+    Raises ``ValueError`` for a text that is no version, and for a version whose rows are not known.
+    """
     parts = text.split(".")
     if len(parts) not in (2, 3) or not all(part.isascii() and part.isdigit() for part in parts):
         raise ValueError(f"{text!r} is no version of Synapse, such as 1.43 or 1.163")
@@ -41,7 +45,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 
 def is_later(version: str) -> bool:
-    """Whether rows and streams are those of current versions; raises ``ValueError`` as ``version_of``."""
+    """Returns true if rows and streams are those of current versions. Raises ``ValueError`` as ``version_of`` does."""
     return version_of(version) >= FIRST_LATER_VERSION
 
 
@@ -62,15 +66,16 @@ _ROWS: Mapping[str, Any] = MappingProxyType({"events": _event, "receipts": _rece
 
 
 def _later_row(stream: str, row: Any) -> Any:
-    """A row as later versions have it; None when they have no such row."""
+    """Returns the row as later versions have it; None if they have no such row."""
     make = _ROWS.get(stream)
     return row if make is None else make(row)
 
 
 class LaterLines:
-    """Turns the lines of one link, in their order.
+    """The conversion of the lines of one link, in their order.
 
-    A fact keeps its place: when the last of its rows is left out the one before ends it, and without any row it is a POSITION.
+    A fact keeps its position. If its last row is left out, the row before ends it. If all are left out, it becomes a
+    POSITION.
     """
 
     def __init__(self) -> None:
@@ -78,7 +83,7 @@ class LaterLines:
         self._reached: dict[tuple[bytes, bytes], bytes] = {}
 
     def turn(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """The lines to send for these; lines of other commands pass."""
+        """Yields the lines to send for these. Lines of other commands are passed on unchanged."""
         for line in lines:
             word, _, rest = line.partition(b" ")
             if word == b"POSITION":
@@ -114,6 +119,6 @@ class LaterLines:
         yield from (head + b"batch " + one for one in rows[:-1])
         if rows:
             yield head + token + b" " + rows[-1]
-        elif before := self._reached.get(key):
+        elif before := self._reached.get(key):  # no row is left: a POSITION takes followers past the fact
             yield b"POSITION %b %b %b %b" % (*key, before, token)
         self._reached[key] = token

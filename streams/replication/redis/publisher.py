@@ -1,11 +1,13 @@
-"""``serve --redis URL``: our lines on a Redis channel, for whoever follows there; one more client of the broadcaster.
+"""Publishes our lines on a Redis channel (``serve --redis URL``), as one more client of the broadcaster.
 
-One message is one line on the channel that is called like our server. Of several servers that are told to publish on one
-channel, one does and the others stand by: it holds an advisory lock of the database, and stops when it loses it, because rows
-of one batch that come twice would break it for every follower. A link begins with REPLICATE and our positions, so a follower
-that missed lines in between sees the gap; what waits to be sent is bounded like that of any client, and one that Redis does
-not take in time ends the link. REMOTE_SERVER_UP is not passed on to Redis, where everybody hears everybody.
-What workers say there reaches us like that of connected ones.
+One message is one line, on the channel that is named like our server. If several servers are configured for one channel,
+one publishes and the others wait. It holds an advisory lock of the database, and stops when it loses the lock. Otherwise
+rows of one batch could be published twice, which would break the batch for every follower.
+
+A link begins with REPLICATE and our positions, so a follower that missed lines in between sees the gap. The bytes
+that wait to be sent are bounded like those of any client. If Redis does not take them in time, the link ends.
+REMOTE_SERVER_UP is not passed on to Redis, where all processes receive everything. Commands that workers publish there
+are handled like those of connected workers.
 """
 
 from __future__ import annotations
@@ -35,20 +37,20 @@ log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
 LOCK_CHECK_SECONDS = 1.0
-#: A session that the server does not hear of keeps its lock for longer than this (``database.SERVER_KEEPALIVES``).
+#: The server keeps the lock of a silent session for longer than this (``driver.SERVER_KEEPALIVES``).
 LOCK_ANSWER_SECONDS = 5.0
-#: Whoever had the lock before may only now find that it is lost, and stop.
+#: Wait after getting the lock, longer than ``LOCK_CHECK_SECONDS``.
 HAND_OVER_SECONDS = 1.5
 ANSWER_SECONDS = 10.0
-#: Bytes of whole writes that are turned into messages at a time.
+#: About so many bytes, of whole writes, are turned into messages at a time.
 CHUNK_BYTES = 256 * 1024
 _PUBLISHED = (b"RDATA ", b"POSITION ")
-#: Our own lines come back; there is no need to parse them.
+#: Our own lines come back on the channel. Those of these commands need not be parsed.
 _ECHOES = (b"RDATA ", b"POSITION ", b"LOCK_RELEASED ")
 
 
 class _Waiting:
-    """What Redis has not confirmed yet; the peer's way out."""
+    """The transport of a link: the bytes that Redis has not confirmed yet."""
 
     def __init__(self) -> None:
         self.buffered_bytes = 0
@@ -57,7 +59,7 @@ class _Waiting:
         self._pieces: deque[bytes] = deque()
 
     def know(self) -> None:
-        """A link to Redis has no place that others could want."""
+        """Does nothing, because a link to Redis takes no place that other clients could need."""
 
     def write(self, data: bytes) -> None:
         self._pieces.append(data)
@@ -85,7 +87,7 @@ class _Waiting:
     abort = close
 
     def chunk(self) -> list[bytes]:
-        """The next pieces; they count as buffered until they are `confirmed`."""
+        """Returns the next pieces. They count as buffered until they are `confirmed`."""
         pieces: list[bytes] = []
         size = 0
         while self._pieces and size < CHUNK_BYTES:
@@ -98,7 +100,7 @@ class _Waiting:
 
 
 class ChannelClient(ReplicationClient):
-    """The channel as a client of the broadcaster: neither greeting nor keep-alive."""
+    """The channel as a client of the broadcaster, with neither greeting nor keep-alive."""
 
     def __init__(self, address: str, server_name: str) -> None:
         self.waiting = _Waiting()
@@ -110,7 +112,10 @@ class ChannelClient(ReplicationClient):
         self.name = "redis"
 
     def flush(self) -> None:
-        """Nothing that the protocol object says by itself goes to a channel."""
+        """Discards the output of the protocol object, which does not belong on a channel.
+
+        Ends the link if the client is closed.
+        """
         self.connection.take_output()
         self.connection.take_words()
         if not self.is_open:
@@ -121,9 +126,9 @@ class ChannelClient(ReplicationClient):
 
 
 class RedisPublisher:
-    """Publishes until it is stopped, and comes back after every loss.
+    """The publisher of one channel. It runs until it is stopped, and starts a new link after every loss.
 
-    ``take`` is given what others say on the channel.
+    ``take`` is called with the commands that others publish on the channel, ``gone`` at the end of each link.
     """
 
     def __init__(
@@ -146,11 +151,11 @@ class RedisPublisher:
         self._trouble = ""
 
     async def start(self) -> None:
-        """Begin; a Redis that is not there yet is waited for."""
+        """Begins to publish. Does not wait for Redis: if it is not there, the publisher tries again."""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="redis publisher")
 
     async def stop(self) -> None:
-        """End the link after what was written, and give the lock to another server."""
+        """Ends the link, and releases the lock, so that another server can publish."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -163,11 +168,11 @@ class RedisPublisher:
                 await self._publish()
             except (OSError, RedisRefused, driver.DatabaseError) as error:
                 self._tell(str(error).strip() or type(error).__name__)
-            await self._lock.release()  # perhaps another server fares better
+            await self._lock.release()  # another server may have more success
             await asyncio.sleep(RETRY_SECONDS)
 
     def _tell(self, trouble: str) -> None:
-        """One line per change."""
+        """Logs one line when publishing begins, and one when its trouble changes."""
         if trouble and trouble != self._trouble:
             log.warning("redis.not_publishing", redis=str(self._address), channel=self.channel, error=trouble)
         elif not trouble:
@@ -212,6 +217,7 @@ class RedisPublisher:
             lines = [line for piece in pieces for line in piece.split(b"\n") if _is_published(line)]
             sent = lines if later is None else list(later.turn(lines))
             await says.say_all([("PUBLISH", self.channel, line) for line in sent])
+            # Redis answers each PUBLISH. Until then the bytes count as buffered, so that a slow Redis is noticed.
             for _ in sent:
                 await says.hear(ANSWER_SECONDS)
             waiting.confirmed(sum(map(len, pieces)))
@@ -233,7 +239,7 @@ def _is_published(line: bytes) -> bool:
 
 
 def _understood(data: bytes) -> Command | None:
-    """What others say is theirs: what we cannot read is passed over."""
+    """Returns the command in a message; None for one that we cannot read, which is meant for others."""
     with contextlib.suppress(UnicodeDecodeError, CommandError):
         text = data.decode("utf-8")
         return parse_line(text) if text.strip() else None
@@ -241,7 +247,7 @@ def _understood(data: bytes) -> Command | None:
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends, which ends the others; raises its error."""
+    """Runs all coroutines until one ends, then cancels the others. Raises the error of the one that ended."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     try:
@@ -255,7 +261,7 @@ async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
 
 
 class _Lock:
-    """The right to publish on a channel, as a session lock; its connection is used in a thread."""
+    """The right to publish on a channel: a session advisory lock. Its connection is used in a thread of its own."""
 
     def __init__(self, using: str, name: str) -> None:
         self._key = driver.publisher_key(name)
@@ -263,20 +269,25 @@ class _Lock:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-lock")
 
     async def acquire(self) -> None:
-        """Wait until it is ours, and nobody else can believe that it is his; raises ``DatabaseError``."""
+        """Waits until this process holds the lock and no other one can still believe that it does. Raises ``DatabaseError``."""
         while not await self._in_thread(self._try):  # noqa: ASYNC110 - another server holds it
             await asyncio.sleep(LOCK_CHECK_SECONDS)
+        # A loses its session, and B gets the lock. A notices at its next check, up to LOCK_CHECK_SECONDS later, and publishes
+        # until then. Without this wait both would publish.
         await asyncio.sleep(HAND_OVER_SECONDS)
 
     async def watch(self) -> None:
-        """Ends with an error when the lock is lost."""
+        """Runs until the lock is lost, and raises ``ConnectionError`` then.
+
+        Raises ``TimeoutError`` if the database does not answer within ``LOCK_ANSWER_SECONDS``.
+        """
         while True:
             await asyncio.sleep(LOCK_CHECK_SECONDS)
             if not await asyncio.wait_for(self._in_thread(self._holds), LOCK_ANSWER_SECONDS):
                 raise ConnectionError("the lock on the channel is lost: another server may publish now")
 
     async def release(self) -> None:
-        """Let another server have it."""
+        """Releases the lock by closing its session."""
         await self._in_thread(self._connection.close)
 
     async def end(self) -> None:
@@ -291,7 +302,7 @@ class _Lock:
             return bool(cursor.fetchone()[0])
 
     def _holds(self) -> bool:
-        """Asked of this very session: one that was opened anew holds nothing."""
+        """Returns true if this very session holds the lock. A session that was opened again holds nothing."""
         with self._connection.cursor() as cursor:
             cursor.execute(
                 "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted "

@@ -1,9 +1,11 @@
-"""Following over Redis publish/subscribe, as every Synapse since 1.67 speaks it: the lines of TCP, without TCP's greeting.
+"""Follows a homeserver over Redis publish/subscribe, as every Synapse since 1.67 does: TCP's lines without its greeting.
 
-One message is one line on the channel that is called like the homeserver. We subscribe, say REPLICATE, and publish nothing
-else. Every process answers for the streams that it writes, in its own time; so the first answers of a link are gathered
-for a moment and handed on before everything else, stream by stream, and whoever follows knows all writers from the start.
-What cannot be understood is counted, logged and passed over: others may be of a later version.
+One message is one line, on the channel that is named like the homeserver. We subscribe, publish REPLICATE, and publish
+nothing else. Every process answers for the streams that it writes, in its own time. So the first answers of a link are
+gathered for a moment. They are passed on before everything else, stream by stream, so that the follower knows all writers
+from the start.
+
+Messages that cannot be parsed are counted, logged and skipped, because other processes may be of a later version.
 """
 
 from __future__ import annotations
@@ -36,23 +38,23 @@ __all__ = ["RedisConnector", "RedisLink", "first_positions_first"]
 
 log = get_logger(__name__)
 
-#: Redis has no line limit; ours is for what we say, and that is one word.
+# There is no line limit here: Redis has none, and ours is for what we send, which is one word.
 PING_SECONDS = 10.0
 SILENCE_LIMIT_SECONDS = 30.0
-#: The first answers are gathered until no new writer was named for this long ...
+#: The first answers are gathered until no new writer has appeared for this long ...
 QUIET_SECONDS = 0.3
 #: ... but no longer than this, and not more than so many commands.
 GATHER_SECONDS = 3.0
 GATHER_LIMIT = 50_000
-#: So many messages wait here at most; then we stop reading, and Redis cuts us when its own limit is reached.
+#: Most commands that wait here. At this number we stop reading, and Redis disconnects us when its own limit is reached.
 WAITING_LIMIT = 20_000
-#: So many messages that cannot be understood are logged; of the others only the count is.
+#: So many messages that cannot be parsed are logged. Further ones are only counted.
 LOGGED_LIMIT = 10
 
 
 @dataclass(frozen=True)
 class RedisConnector:
-    """A homeserver's channel on a Redis server."""
+    """A connector to a homeserver's channel on a Redis server."""
 
     address: RedisAddress
     channel: str
@@ -67,6 +69,7 @@ class RedisConnector:
     async def connect(self) -> RedisLink:
         link = RedisLink(await open_redis(self.address, f"{self.name}-hears"), self.channel, str(self))
         try:
+            # Subscribed before the request is published: an answer that comes earlier would be missed.
             await link.subscribe()
             await self._ask_for_positions()
         except BaseException:
@@ -84,7 +87,7 @@ class RedisConnector:
 
 
 class RedisLink:
-    """A subscription: a task reads messages, `receive` takes the commands in them."""
+    """A subscription. A task reads messages, and `receive` returns the commands in them."""
 
     def __init__(self, connection: RedisConnection, channel: str, where: str) -> None:
         self.counters = Counters()
@@ -102,12 +105,16 @@ class RedisLink:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def subscribe(self) -> None:
-        """From here on every message of the channel is ours."""
+        """Subscribes, and begins to read. From now on every message of the channel is received."""
         await self._connection.ask("SUBSCRIBE", self._channel)
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._read()), loop.create_task(self._keep_alive())]
 
     async def receive(self) -> Sequence[Command]:
+        """Waits for commands and returns them. Raises the error that ended the link.
+
+        The first call waits until the processes have answered REPLICATE, and returns their positions first.
+        """
         if not self._is_settled:
             await self._settle()
             self._is_settled = True
@@ -121,7 +128,7 @@ class RedisLink:
         return self._take()
 
     def send(self, command: Command) -> None:
-        """Whoever follows from outside says nothing: the channel belongs to the homeserver's processes."""
+        """Sends nothing, because the channel belongs to the homeserver's processes and a follower is none of them."""
 
     async def close(self, reason: CloseReason) -> None:
         for task in self._tasks:
@@ -139,7 +146,7 @@ class RedisLink:
         return commands
 
     async def _settle(self) -> None:
-        """Wait until the processes have told their positions."""
+        """Waits until the processes have sent their positions, at most ``GATHER_SECONDS``."""
         ends_at = time.monotonic() + GATHER_SECONDS
         named, named_at, looked_at = set[tuple[str, str]](), 0.0, 0
         while self._error is None and time.monotonic() < ends_at and len(self._waiting) < GATHER_LIMIT:
@@ -152,7 +159,7 @@ class RedisLink:
             elif named and time.monotonic() > named_at + QUIET_SECONDS:
                 return
             self._has_some.clear()
-            with contextlib.suppress(TimeoutError):  # it is time to look at the clock
+            with contextlib.suppress(TimeoutError):  # the loop looks at the clock then
                 await asyncio.wait_for(self._has_some.wait(), QUIET_SECONDS / 3)
 
     async def _read(self) -> None:
@@ -163,7 +170,7 @@ class RedisLink:
                 if len(self._waiting) >= limit and self._is_settled:
                     self._has_room.clear()
                     await self._has_room.wait()
-        except Exception as error:  # noqa: BLE001 - told to whoever receives
+        except Exception as error:  # noqa: BLE001 - raised by `receive`
             self._error = error
             self._has_some.set()
 
@@ -191,23 +198,24 @@ class RedisLink:
             return None
 
     async def _keep_alive(self) -> None:
-        """A connection on which nothing comes, not even the answer to PING, is lost."""
+        """Sends PING, and ends the link if nothing is received for ``SILENCE_LIMIT_SECONDS``, not even the answer to PING."""
         try:
             while True:
                 await asyncio.sleep(PING_SECONDS)
+                # While reading is paused, silence says nothing about the connection.
                 is_full = not self._has_room.is_set()
                 if not is_full and time.monotonic() > self._heard_at + SILENCE_LIMIT_SECONDS:
                     raise ConnectionError(f"nothing was heard of Redis for {SILENCE_LIMIT_SECONDS:g} s")
                 await self._connection.say("PING")
-        except Exception as error:  # noqa: BLE001 - told to whoever receives
+        except Exception as error:  # noqa: BLE001 - raised by `receive`
             self._error = self._error or error
             self._has_some.set()
 
 
 def first_positions_first(commands: Sequence[Command]) -> list[Command]:
-    """Every writer's first POSITION ahead of the rest, stream by stream.
+    """Returns the commands with every writer's first POSITION ahead of the rest, stream by stream.
 
-    One that comes after rows of its writer stays where it is: those rows lie below it.
+    A POSITION that comes after rows of its writer keeps its place, because those rows lie below it.
     """
     known: set[tuple[str, str]] = set()
     first: list[Position] = []

@@ -1,1 +1,1 @@
-"""The serving end of the protocol: broadcaster, consumer, relay, worker reports, catch-up by HTTP."""
+"""The server side of the protocol: broadcaster, consumer, relay, worker reports, catch-up over HTTP."""

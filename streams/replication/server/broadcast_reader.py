@@ -1,8 +1,8 @@
-"""Reading what the broadcaster sends: positions first, then rows, on a connection of its own.
+"""Reads what the broadcaster sends: positions first, then rows, on a connection of its own.
 
-Blocking; called by one thread at a time, but for ``hear``. Reading positions before rows is what makes it safe
-(``streams.reading.rows``), and that what was heard is taken in the order in which it came, whichever thread makes the round
-(``streams.replication.server.position_cache``).
+A position covers only facts that were committed before it, so reading positions before rows is safe
+(``streams.reading.rows``). Notifications are applied in the order in which they came, whichever thread makes the round
+(``streams.replication.server.position_cache``). Blocking. Called by one thread at a time, except for ``hear``.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from streams.writing import dead_writers
 
 __all__ = ["BroadcastReader", "Done", "Round", "read_lines"]
 
-#: Rows of one writer in one round; the rest follows in the next.
+#: Rows of one writer in one round; the rest follows in the next round.
 ROWS_PER_READ = 1_000
-#: Pokes that wait for a round; when there are more, everything is looked up instead.
+#: Most notifications that wait for a round. If there are more, all positions are read from the table instead.
 MOST_WAITING = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that was carried out, and where the writer is after it."""
+    """The position of a writer after a step that was carried out."""
 
     stream: str
     writer: str
@@ -60,7 +60,7 @@ class Done:
 
 @dataclass(slots=True)
 class Round:
-    """One round: the lines of all its steps, in order, and what they say."""
+    """The result of one round: the lines of all its steps, in order, and their counts."""
 
     data: bytes = b""
     lines: int = 0
@@ -69,12 +69,12 @@ class Round:
     rows: Counter[str] = field(default_factory=Counter)
     """Stream -> RDATA lines."""
     done: list[Done] = field(default_factory=list)
-    #: Streams of which there was more to read.
+    #: Streams that have more rows to read.
     has_more: set[str] = field(default_factory=set)
 
 
 class BroadcastReader:
-    """The broadcaster's reading side."""
+    """The reading side of the broadcaster."""
 
     def __init__(self, announcer: Announcer, using: str, line_limit_bytes: int, name: str) -> None:
         self._announcer = announcer
@@ -84,17 +84,20 @@ class BroadcastReader:
         in_memory = [stream.name for stream in registry.all_streams() if stream.declaration.in_memory]
         self._heard = PositionCache(may_begin_anew=in_memory)
         self._waiting: list[PositionNotification | None] = []
-        """What was heard since the last round or look; null: some may be lost."""
+        """Notifications since the last round or read of the table; null: some may be lost."""
         self._hearing = threading.Lock()
         self._current_at = -math.inf
-        """When everything that was announced had been read."""
+        """Monotonic start time of the last read that left nothing announced unread."""
         self._epoch = ""
         self._knows_epoch = False
-        """Whether it is that of the database at the other end of the present connection."""
+        """True if ``_epoch`` was read on the present connection, and not from a standby."""
         self._connection = driver.KeptConnection(using, name, reads_in_order=True)
 
     def hear(self, pokes: Sequence[PositionNotification]) -> None:
-        """What came, before anybody is asked for a round; none: some may be lost. Called by the listener's thread alone."""
+        """Queues received notifications for the next round. An empty list means that some may be lost.
+
+        Called by the listener's thread alone, before it requests a round.
+        """
         with self._hearing:
             if pokes and len(self._waiting) + len(pokes) <= MOST_WAITING:
                 self._waiting.extend(pokes)
@@ -107,7 +110,7 @@ class BroadcastReader:
         return heard
 
     def snapshot(self) -> dict[str, dict[str, StoredPosition]]:
-        """All stored positions at one moment."""
+        """Returns all stored positions at one moment. Raises `DatabaseRestored`."""
         began = time.monotonic()
         with self._at_work() as cursor:
             found = self._positions(cursor, None)
@@ -115,15 +118,18 @@ class BroadcastReader:
         return found
 
     def begin_anew(self) -> dict[str, dict[str, StoredPosition]]:
-        """All stored positions of a database that was restored; from now on it is the one that is read."""
+        """Returns all stored positions of a restored database, which is read from now on."""
         self._epoch = ""
         return self.snapshot()
 
     def _check_epoch(self, cursor: Any) -> None:
-        """After a connection was lost: raises `DatabaseRestored` when the new one leads to another life of the database."""
+        """Raises `DatabaseRestored` if a new connection leads to a database in another epoch than the one before."""
         if self._knows_epoch:
             return
-        standby = is_standby(cursor)  # it tells its primary's epoch, also when it is about to begin one of its own
+        # A standby returns its primary's epoch, even if it is about to be promoted and begin one of its own. So its epoch is
+        # read again each time. Asked first. Otherwise: it returns the primary's epoch, is promoted, and then counts as no
+        # standby, with that epoch.
+        standby = is_standby(cursor)
         found = epochs.current_epoch(cursor)
         if epochs.is_another_life(self._epoch, found):
             raise DatabaseRestored(
@@ -134,7 +140,7 @@ class BroadcastReader:
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """A cursor; after an error nothing that was heard is believed any more, since it may not have been looked up."""
+        """Yields a cursor. After an error, discards all received positions, since some may not have been looked up."""
         try:
             with self._connection.cursor() as cursor:
                 yield cursor
@@ -144,9 +150,10 @@ class BroadcastReader:
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        """Where all writers are: as pokes said it, and looked up where they do not say enough.
+        """Returns the positions of all writers, from notifications where they suffice and from the table otherwise.
 
-        Clients are going to be told, and may come back to this process with what they were told.
+        First drops the cached values that these positions invalidate: a client that receives a position may come back to
+        this process with it.
         """
         found = self._find_positions(cursor, only)
         cache_feed.before_shown(found, self._using)
@@ -154,7 +161,7 @@ class BroadcastReader:
 
     def _find_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         self._check_epoch(cursor)
-        heard = self._take_heard()  # before the look, which is newer than all of it
+        heard = self._take_heard()  # before the table is read: the table is then newer than all of these
         if only is None:
             return self._look(cursor, None)
         if None in heard:
@@ -169,9 +176,10 @@ class BroadcastReader:
         return found
 
     def round(self, only: Collection[str] | None = None) -> Round:
-        """Read and encode what moved since the last round; ``done`` is to be told to the announcer.
+        """Reads and encodes what moved since the last round, of the streams in ``only`` or of all.
 
-        Looks at the streams in ``only``, when given.
+        The caller sends the lines, and then confirms each of ``done`` to the announcer. Raises `DatabaseRestored` and the
+        driver's errors.
         """
         result = Round()
         pieces: list[bytes] = []
@@ -182,6 +190,7 @@ class BroadcastReader:
                 if (step.stream, step.writer) in cut:
                     continue
                 lines, position = self._carry_out(cursor, step)
+                # Rows are left. Other steps of this writer wait for them: a Move would take followers past these rows.
                 if isinstance(step, Read) and position < step.upto:
                     cut.add((step.stream, step.writer))
                 pieces.append(lines.data)
@@ -194,16 +203,16 @@ class BroadcastReader:
         result.data = b"".join(pieces)
         result.has_more = {stream for stream, _ in cut}
         if only is None and not cut:
-            self._current_at = began
+            self._current_at = began  # not the end: facts announced since the start may be unread
         return result
 
     def resolve_dead_writers(self) -> None:
-        """Retire writers that are proven dead, so that nobody waits for them where no other process writes."""
+        """Retires writers that are proven dead, so that no reader waits for them where no other process writes."""
         with self._at_work() as cursor:
             dead_writers.resolve_dead_writers(cursor, self._name)
 
     def close(self) -> None:
-        """Give the connection back."""
+        """Closes the database connection."""
         self._connection.close()
 
     def _carry_out(self, cursor: Any, step: Step) -> tuple[Lines, int]:
@@ -214,29 +223,38 @@ class BroadcastReader:
                 return Lines(position_line(stream, writer, previous, new), 1), new
         declaration = registry.get(step.stream).declaration
         lines, position = read_lines(cursor, declaration, step, self._line_limit_bytes)
+        # Facts that were trimmed before this read are missing in its lines. A POSITION whose ``prev`` is its own position makes
+        # every follower fetch the facts, and learn that they are gone.
         if declaration.trimmable and self._is_behind() and _is_trimmed(cursor, declaration, step):
             return Lines(position_line(step.stream, step.writer, position, position), 1), position
         return lines, position
 
     def _is_behind(self) -> bool:
-        """Whether facts that were not read yet may be trimmed: that begins three heartbeats after they could be."""
+        """Returns true if facts that were not read yet may be trimmed.
+
+        A fact is trimmed three heartbeats after it could be read, at the earliest. This returns true two heartbeats after
+        the last complete read.
+        """
         return time.monotonic() > self._current_at + 2 * stream_settings().heartbeat_seconds
 
 
 def _is_trimmed(cursor: Any, declaration: StreamDeclaration, step: Read) -> bool:
-    """Asked after the rows were read. Whoever follows must ask for them by itself then, and is told that they are gone."""
+    """Returns true if facts of the step were trimmed. Called after its rows were read.
+
+    Followers must then ask for the facts themselves, and get the error that they are gone.
+    """
     writer = None if declaration.announced_as else step.writer
     return bool(lost_facts(trim_mark(cursor, declaration.name), VectorToken(step.after), writer))
 
 
 def is_standby(cursor: Any) -> bool:
-    """Whether the database only follows another one."""
+    """Returns true if the database is a standby of another one."""
     cursor.execute("SELECT pg_is_in_recovery()")
     return bool(cursor.fetchone()[0])
 
 
 def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_limit_bytes: int) -> tuple[Lines, int]:
-    """A writer's next lines and the position they reach; written by the database wherever it can."""
+    """Returns a writer's next lines, and the position that they reach. The database encodes the lines wherever it can."""
     if can_write_lines(declaration, step.writer):
         parameters = {
             "prefix": f"RDATA {step.stream} {step.writer} ",
@@ -248,6 +266,6 @@ def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_lim
         cursor.execute(lines_sql(declaration), parameters)
         if (found := take_lines(step, cursor.fetchone(), line_limit_bytes)) is not None:
             return found
-    writer = None if declaration.announced_as else step.writer
+    writer = None if declaration.announced_as else step.writer  # one name for all writers: read the rows of all
     rows, reached = rows_that_are_there(cursor, declaration, writer, step.after, step.upto, ROWS_PER_READ)
     return encode_rows(step, rows, reached, line_limit_bytes), reached

@@ -1,10 +1,12 @@
-"""One per server process: reads every fact once, encodes it once, and gives the same bytes to all clients.
+"""Sends facts and positions to all clients of a server process. Each fact is read once and encoded once.
 
-Woken by pokes, and by itself at least once a second. A round reads in the thread that heard the poke, or in a database
-thread; what it brought is written to the clients on the event loop, and only then counts as said. While nobody is
-connected it follows the positions without reading rows. The database may go away and come back: clients stay connected
-and miss nothing; when another life of it comes back (``streams.epochs``), they have to connect anew. Assumes a single event
-loop; `start` and `stop` are called on it.
+A notification starts a *round*, and so does a timer, at least once a second. A round reads in the thread that received
+the notification, or in a database thread. Its lines are written to the clients on the event loop, and only then count as
+sent. While there are no clients, the broadcaster follows the positions and reads no rows.
+
+The database may go away and come back: clients stay connected and miss nothing. If it comes back in another epoch
+(``streams.epochs``), clients are disconnected and have to connect again. Assumes a single event loop, on which `start`
+and `stop` are called.
 """
 
 from __future__ import annotations
@@ -42,46 +44,49 @@ POLL_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 FIGURES_SECONDS = 1.0
 FORGET_EVERY_SECONDS = 30.0
-#: REPLICATE is answered to everybody; answers to others than who asked are put together over this time.
+#: REPLICATE is answered to every client. Answers to clients other than the one that asked are put together over this time.
 ANSWER_OTHERS_SECONDS = 0.05
-#: Who asks again gets its next answer so long after the last one, and not before it has taken all of that; however often it
-#: asks meanwhile that is one. Others are told of that no more often than this.
+#: A client that asks again gets its next answer so long after the last one, and not before it has read the last one. All that
+#: it asks meanwhile gets one answer. The other clients get answers no more often than the second figure.
 ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
-#: An answer that waits in the client's buffer with so much is not taken yet.
+#: The last answer counts as read when fewer bytes than this wait in the client's buffer.
 ANSWER_TAKEN_BYTES = 4 * 1024
-#: Clients that say a lot are worked for so long before the loop rests.
+#: The loop rests after so much work for clients that send a lot.
 REST_FROM_SECONDS = 0.002
-#: Clients that each say little have this share of the loop's time, and at most so much at once: eight hundred that say two
+#: Clients that each send little have this share of the loop's time, and at most so much at once. Eight hundred that send two
 #: kilobytes a second need all of it. Beyond that they take turns, too.
 FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
-#: So many clients that came and went within a second are told of in the table of readers; more are only counted.
+#: So many clients that came and went within a second get a row in the table of readers; more are only counted.
 MOST_LOST = 100
-#: While every client has this much waiting, no more backlog is read.
+#: While more than this waits for every client, no more facts are read.
 PACE_BYTES = 1024 * 1024
-#: Slow clients are looked for each second, and whenever so much was written.
+#: Slow clients are looked for each second, and each time so much was written.
 CHECK_EVERY_BYTES = 1024 * 1024
 
 
 class FreeTime:
-    """How long the loop may work for clients that say little, all of them together, before they take turns, too."""
+    """The time that the loop may spend on all clients that send little, before these take turns, too."""
 
     def __init__(self) -> None:
         self._seconds = FREE_MOST_SECONDS
         self._at = -math.inf
 
     def has_some(self, now: float) -> bool:
-        """Whether some is left."""
+        """Returns true if some time is left at ``now`` (monotonic).
+
+        It grows by ``FREE_SHARE`` of the time that passes, up to ``FREE_MOST_SECONDS``.
+        """
         self._seconds = min(self._seconds + (now - self._at) * FREE_SHARE, FREE_MOST_SECONDS)
         self._at = now
         return self._seconds > 0
 
     def spend(self, seconds: float) -> None:
-        """The loop has worked so long."""
+        """Takes the seconds of a piece of work from the free time."""
         self._seconds -= seconds
 
 
 class Broadcaster:
-    """The sending half of a replication server."""
+    """The sending half of a replication server: its clients, and the rounds that read and send facts."""
 
     def __init__(self, settings: StreamSettings | None = None, served_by: str = "") -> None:
         self.settings = settings or stream_settings()
@@ -107,7 +112,7 @@ class Broadcaster:
         self._wake = asyncio.Event()
         self._moved: set[str] = set()
         self._look_at_all = True
-        #: Held from the reading of a round until its lines are said; in between nobody else uses announcer and backlog.
+        #: Held from the reading of a round until its lines are sent. Meanwhile no other code may use announcer and backlog.
         self._in_round = threading.Lock()
         self._all_due = 0.0
         self._is_restored = False
@@ -115,7 +120,7 @@ class Broadcaster:
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[ReplicationClient] = []
         self._unchecked_bytes = 0
-        #: Clients that say a lot take turns; who has said nothing yet stands behind others of that kind only.
+        #: Clients that send a lot take turns. One that has sent almost nothing yet waits only for others of that kind.
         self.turn, self.first_turn = asyncio.Lock(), asyncio.Lock()
         self.free_time = FreeTime()
         self._without_rest = 0.0
@@ -134,14 +139,17 @@ class Broadcaster:
 
     @property
     def silent_seconds(self) -> float | None:
-        """How long ago it looked for facts; None while it is not meant to."""
+        """Returns the seconds since the last look for facts.
+
+        Infinity if one of the tasks has ended, None if the broadcaster is not running.
+        """
         if not self._tasks:
             return None
         return math.inf if any(task.done() for task in self._tasks) else time.monotonic() - self._looked_at
 
     @property
     def limits(self) -> Limits:
-        """Limits of the connections, from the settings."""
+        """Returns the limits of a connection, from the settings."""
         given = self.settings
         return Limits(
             given.ping_interval_seconds, given.ping_timeout_seconds, given.close_limit_seconds, given.line_limit_bytes
@@ -149,7 +157,7 @@ class Broadcaster:
 
     @property
     def commands(self) -> Counter[str]:
-        """Commands that clients said, by word."""
+        """Returns the number of received commands by word."""
         found: Counter[str] = Counter()
         for what, number in self.counts.received.items():
             found[what.partition(" ")[0]] += number
@@ -158,7 +166,10 @@ class Broadcaster:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take the stored positions as the start; raises when the database cannot be used."""
+        """Takes the stored positions as the start, and begins to send.
+
+        Raises the driver's errors if the database cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
         self._announcer.start(await self._in_thread(self._backlog.snapshot))
         self._pokes = PositionListener(self._poked, self.settings.database, "broadcaster")
@@ -169,7 +180,7 @@ class Broadcaster:
         ]
 
     async def stop(self) -> None:
-        """Say good-bye to every client, wait until the bytes are out, and end."""
+        """Closes every client, waits at most a second until their bytes are out, and ends."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -178,7 +189,7 @@ class Broadcaster:
             peer.close(CloseReason.STOPPING, "server stopping")
         deadline = time.monotonic() + 1.0
         while self.peers and time.monotonic() < deadline:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)  # the transports tell nobody when they are empty
+            await asyncio.sleep(0.01)  # the transports do not notify when they are empty
         await self._tell_readers([*self._lost, *self.peers.values()])
         if self._pokes is not None:
             await self._in_thread(self._pokes.stop)
@@ -189,11 +200,15 @@ class Broadcaster:
     # --- clients --------------------------------------------------------------------------------------------------
 
     def join(self, peer: ReplicationClient) -> None:
-        """A client connected: from now on it gets every line."""
+        """Adds a client. From now on it gets every line."""
         self.peers[peer.key] = peer
 
     def leave(self, peer: ReplicationClient) -> None:
-        """A client is gone."""
+        """Removes a client, and counts why it was closed.
+
+        Its end is written to the table of readers, unless ``MOST_LOST`` others wait for that and it never had a row nor
+        sent REPLICATE.
+        """
         if self.peers.pop(peer.key, None) is not None:
             self.counts.add_sent(peer.label, peer.connection.take_words())
             self.closed[str(peer.connection.close_reason)] += 1
@@ -202,9 +217,10 @@ class Broadcaster:
                 self._lost.append(peer)
 
     def rest_after(self, seconds: float) -> float:
-        """How long the loop rests after so much work for clients that say a lot: as long as that took, now and then.
+        """Returns the seconds to rest after ``seconds`` of work for clients that send a lot.
 
-        A loop that is never idle gives the threads of pages the interpreter five milliseconds late, each time they want it.
+        That is 0 until ``REST_FROM_SECONDS`` of work have added up, and then as long as the work took. Without rests, the
+        threads of HTTP pages would get the interpreter five milliseconds late each time they need it.
         """
         self._without_rest += seconds
         if self._without_rest < REST_FROM_SECONDS:
@@ -213,19 +229,20 @@ class Broadcaster:
         return rest
 
     def name_peer(self, peer: ReplicationClient, name: str) -> None:
-        """The client says how it is called; what it was sent before counts as of nobody."""
+        """Sets the client's name. What was sent to it before is counted under its former label."""
         self.counts.add_sent(peer.label, peer.connection.take_words())
         peer.name, peer.label = name, self.counts.label(name)
 
     def count_sent(self) -> None:
-        """Count what connections have sent by themselves since the last time."""
+        """Adds the commands that connections sent by themselves since the last call to the counts."""
         for peer in self.peers.values():
             self.counts.add_sent(peer.label, peer.connection.take_words())
 
     def answer_replicate(self, peer: ReplicationClient) -> None:
-        """Tell every client where all writers are: who asked at once, the others soon, once for all who asked.
+        """Sends the positions of all writers to every client: to the one that asked at once, to the others soon.
 
-        Who asks again before it could have taken the answer gets one more, for all that it asked meanwhile.
+        The others get one answer for all requests of that time. A client that asks again before it could have read its
+        answer gets one more, for all that it asked meanwhile.
         """
         peer.has_replicated = True
         now = time.monotonic()
@@ -243,7 +260,7 @@ class Broadcaster:
         return now >= peer.answered_at + ANSWER_AGAIN_SECONDS and peer.buffered_bytes < ANSWER_TAKEN_BYTES
 
     def _answer_those(self) -> None:
-        """Those that asked again; who has not taken its last answer waits on."""
+        """Answers the clients that asked again. Those that have not read their last answer keep waiting."""
         self._answer_again, now = None, time.monotonic()
         ready = [peer for peer in self._asked_again.values() if not peer.is_open or self._may_be_answered(peer, now)]
         for peer in ready:
@@ -254,12 +271,14 @@ class Broadcaster:
             self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
 
     def _answer(self, peers: list[ReplicationClient], now: float) -> None:
-        """A client that comes, asks and goes, again and again, is new each time; others are told no more often for that."""
+        """Sends positions to these clients, and schedules the answer to the others."""
         self._questions += 1
         self._tell_positions(peers)
         for peer in peers:
             peer.answered_at = now
         if self._answer_others is None:
+            # A client that connects, asks and leaves, again and again, is a new one each time. The limit on answers to one
+            # client does not slow it down, so the answers to the others have a limit of their own.
             others_in = max(self._others_answered_at + TELL_OTHERS_SECONDS - now, ANSWER_OTHERS_SECONDS)
             self._answer_others = asyncio.get_running_loop().call_later(others_in, self._answer_the_others)
 
@@ -269,13 +288,13 @@ class Broadcaster:
         sender: ReplicationClient | None,
         wants: Callable[[ReplicationClient], bool] = lambda _: True,
     ) -> None:
-        """Send a client's commands to all other clients of this server that want them."""
+        """Sends commands to all clients of this server except ``sender``, if ``wants`` returns true for them."""
         lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
         others = [peer for peer in self.peers.values() if peer is not sender and wants(peer)]
         self._write(b"".join(lines), Counter(command.WORD for command in commands), others)
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """``{stream: {writer: position}}``: up to where everything was sent."""
+        """Returns ``{stream: {writer: position}}``: the positions up to which everything was sent."""
         found: dict[str, dict[str, int]] = {}
         for stream, writer, position in self._announcer.positions():
             found.setdefault(stream, {})[writer] = position
@@ -307,12 +326,12 @@ class Broadcaster:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _poked(self, pokes: list[PositionNotification]) -> None:
-        """Called in the listener's thread, which makes the round itself when no other is under way.
+        """Queues notifications, and makes a round of them in the listener's thread if no other round is under way.
 
-        Handing it to the loop, and by that to the database thread, would cost three changes of thread between a commit and
-        its followers, as much as all the work.
+        Handing the round to the loop, and from there to the database thread, would cost three changes of thread between a
+        commit and its followers. That is as much as all the work.
         """
-        self._backlog.hear(pokes)  # first: the next round takes all that came before it, whoever makes it
+        self._backlog.hear(pokes)  # first: the next round must take all that came before it, in whichever thread
         loop = self._loop
         if loop is None or loop.is_closed():
             return
@@ -331,7 +350,7 @@ class Broadcaster:
             loop.call_soon_threadsafe(self._finish_round, result)
 
     def _finish_round(self, result: Round) -> None:
-        """Write what the listener's thread read; until then no other round begins."""
+        """Sends a round that the listener's thread has read, and ends it. No other round begins before."""
         try:
             self._take_over(result)
         finally:
@@ -340,7 +359,7 @@ class Broadcaster:
             self._wake.set()
 
     def _look_at(self, streams: set[str]) -> None:
-        """These streams moved; none named: look at all."""
+        """Requests a round that looks at these streams, or at all streams if none are given."""
         self._moved |= streams
         self._look_at_all = self._look_at_all or not streams
         self._wake.set()
@@ -348,7 +367,7 @@ class Broadcaster:
     async def _broadcast(self) -> None:
         while True:
             await self._wait()
-            self._wake.clear()
+            self._wake.clear()  # before the round: a request during the round starts the next one
             try:
                 if self._is_restored:
                     await self._begin_anew()
@@ -367,7 +386,10 @@ class Broadcaster:
                 self._look_at(set())
 
     async def _begin_anew(self) -> None:
-        """The database was restored: it gives IDs out again that clients were told of, so nobody keeps a connection."""
+        """Closes all clients after the database was restored, and starts at its stored positions.
+
+        A restored database gives out IDs again that clients have received already, so no client may stay connected.
+        """
         snapshot = await self._begin_round(self._backlog.begin_anew)
         try:
             for peer in list(self.peers.values()):
@@ -380,7 +402,7 @@ class Broadcaster:
 
     async def _wait(self) -> None:
         timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
-        # Not wait_for: the task that it makes costs turns of the loop between a poke and the round.
+        # Not wait_for: the task that it makes costs turns of the loop between a notification and the round.
         time_to_look = asyncio.get_running_loop().call_later(timeout, self._look_at, set())
         try:
             await self._wake.wait()
@@ -388,7 +410,11 @@ class Broadcaster:
             time_to_look.cancel()
 
     def _take_moved(self) -> set[str] | None:
-        """The streams to look at in the next round, None for all: a poke names what moved, and most streams rest."""
+        """Returns the streams to look at in the next round; None: all of them.
+
+        A notification names the stream that moved, and most streams are idle. All streams are looked at once per
+        ``POLL_SECONDS``, and when a deferred step of the announcer is due.
+        """
         now = time.monotonic()
         if now >= min(self._all_due, self._announcer.wants_round_at):
             self._look_at_all = True
@@ -399,13 +425,15 @@ class Broadcaster:
         return moved
 
     async def _round(self, only: set[str] | None) -> bool:
-        """One round; whether another one has to follow at once."""
+        """Makes one round. Returns true if another one has to follow at once."""
         if not self.peers:
             snapshot = await self._begin_round(self._backlog.snapshot)
             try:
                 if self.peers:
                     self._look_at_all = True
-                    return True  # somebody came meanwhile, and may have been told the old positions
+                    # A client connected during the read, and may have been sent the old positions. With `skip` it would miss
+                    # the facts between these and the snapshot, so a round has to send them.
+                    return True
                 self._announcer.skip(snapshot)
                 self._positions_said = None
                 return False
@@ -419,7 +447,7 @@ class Broadcaster:
         return bool(result.has_more)
 
     async def _begin_round(self, work: Callable[[], T]) -> T:
-        """Do the reading part of a round in the database thread; the caller ends the round by releasing ``_in_round``."""
+        """Runs the reading part of a round in the database thread. The caller ends the round by releasing ``_in_round``."""
 
         def begin() -> T:
             self._in_round.acquire()
@@ -432,7 +460,7 @@ class Broadcaster:
         return await self._in_thread(begin)
 
     def _take_over(self, result: Round) -> None:
-        """Give everybody the lines of a round; from then on they count as said."""
+        """Sends the lines of a round to all clients, and records its steps as sent."""
         rows = result.rows.total()
         words = Counter({RData.WORD: rows, Position.WORD: result.lines - rows})
         self._write(result.data, words, list(self.peers.values()))
@@ -452,9 +480,9 @@ class Broadcaster:
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
 
     async def _pace(self) -> None:
-        """Wait while every client is behind; one that keeps up is enough to go on, and slow ones are cut."""
+        """Waits while every client is behind. One client that keeps up is enough to go on, because slow ones are disconnected."""
         while self.peers and min(peer.buffered_bytes for peer in self.peers.values()) > PACE_BYTES:  # noqa: ASYNC110
-            await asyncio.sleep(0.005)  # the transports tell nobody when they are empty
+            await asyncio.sleep(0.005)  # the transports do not notify when they are empty
         await asyncio.sleep(0)
 
     # --- housekeeping ---------------------------------------------------------------------------------------------
@@ -476,7 +504,7 @@ class Broadcaster:
         try:
             await self._begin_round(self._backlog.resolve_dead_writers)
             self._in_round.release()
-        except driver.DatabaseError as error:  # the rounds say it, and try again
+        except driver.DatabaseError as error:  # the rounds log the lost database, and try again
             log.debug("broadcaster.dead_writers_not_resolved", error=str(error).strip())
 
     def _cut_slow_clients(self, now: float) -> None:
@@ -486,6 +514,7 @@ class Broadcaster:
             peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
 
     async def _tell_readers(self, peers: list[ReplicationClient]) -> None:
+        """Writes the clients' rows of the table of readers, and closes clients that an operator wants to disconnect."""
         positions, now = self.positions(), time.monotonic()
         rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
         for peer in peers:
@@ -496,7 +525,10 @@ class Broadcaster:
             peer.close(CloseReason.DISCONNECTED, "disconnected by an operator")
 
     async def _write_readers(self, write: Callable[[], T]) -> T | None:
-        """The table of readers is for people to look at: an error here must not stop facts."""
+        """Runs ``write`` in its own thread, and returns its result; None after a database error.
+
+        The table of readers is only for people to look at. An error here must not stop facts.
+        """
         try:
             written = await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
         except driver.DatabaseError as error:
@@ -509,7 +541,7 @@ class Broadcaster:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def figures(self) -> dict[str, Any]:
-        """What the process can tell of its broadcaster, for metrics."""
+        """Returns the broadcaster's figures for metrics."""
         return {
             "connections": len(self.peers),
             "rounds": self.rounds,
@@ -526,12 +558,12 @@ _of_process: Broadcaster | None = None
 
 
 def silent_seconds() -> float | None:
-    """How long ago this process's broadcaster looked for facts; None: it has none at work."""
+    """Returns the seconds since this process's broadcaster last looked for facts; None if it has none that is running."""
     return None if _of_process is None else _of_process.silent_seconds
 
 
 def process_broadcaster(served_by: str = "") -> Broadcaster:
-    """The broadcaster of this process; made at the first call, started by whoever serves."""
+    """Returns the broadcaster of this process, created at the first call. The caller that serves has to start it."""
     global _of_process  # noqa: PLW0603 - one per process by its nature
     if _of_process is None:
         _of_process = Broadcaster(served_by=served_by)

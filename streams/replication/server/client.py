@@ -1,6 +1,6 @@
-"""One connected client as the server sees it: the protocol object, the way out, limits and figures.
+"""One connected client as the server sees it: the protocol object, the transport, limits and figures.
 
-Assumes a single event loop; everything here is quick and never waits.
+Assumes a single event loop. Everything here is quick and never waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = get_logger(__name__)
 
 
 class Transport(Protocol):
-    """The way out of a connection: the scope's extension ``tcp.transport``."""
+    """The sending side of a connection: the scope's extension ``tcp.transport`` (``docs/reference/tcp-scope.md``)."""
 
     @property
     def buffered_bytes(self) -> int: ...
@@ -45,18 +45,18 @@ class ReplicationClient:
         self.address = address
         self.key = uuid.uuid4().hex
         self.name = ""
-        #: Under what its commands are counted.
+        #: The label under which its commands are counted.
         self.label = OTHER
         self.connected_at = time.monotonic()
         self.has_replicated = False
-        #: It said a command that 1.43 does not know, so it may be told one.
+        #: True if it sent a command that 1.43 does not know, so it may be sent one.
         self.knows_later_commands = False
-        #: How much it told all others in the second that began then.
+        #: Start of a second (monotonic), and the number of its commands that were relayed to all others in that second.
         self.relay_second, self.relayed = -math.inf, 0
-        #: Number of the last REPLICATE, of any client, whose answer this one got, and when it got one of its own.
+        #: Number of the last REPLICATE, of any client, whose answer this one got; and the time of the last answer to its own.
         self.answered = 0
         self.answered_at = -math.inf
-        #: Whether the table of readers has heard of it.
+        #: True if it was given to the table of readers.
         self.is_told = False
         self._transport = transport
         self._timer: asyncio.Handle | None = None
@@ -66,7 +66,7 @@ class ReplicationClient:
 
     @classmethod
     def accept(cls, transport: Transport, address: str, server_name: str, limits: Limits) -> ReplicationClient:
-        """Greet a new client."""
+        """Returns the client of a new connection, after sending it the greeting."""
         now = time.monotonic()
         peer = cls(ServerConnection(server_name, limits, time.time() - now), transport, address)
         peer.connection.connected(now)
@@ -79,29 +79,35 @@ class ReplicationClient:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes that the client has not taken yet."""
+        """Returns the number of bytes that the client has not taken yet."""
         return self._transport.buffered_bytes
 
     def keep_place(self) -> None:
-        """It said who it is, or asked for facts: it does not give way to other connections any more."""
+        """Keeps the connection from giving way to new ones when there are too many.
+
+        Called when the client has sent its name or has asked for facts.
+        """
         self._transport.know()
 
     # --- out ------------------------------------------------------------------------------------------------------
 
     def send(self, command: Command) -> None:
-        """One command to this client."""
+        """Sends one command to this client."""
         if self.is_open:
             self.connection.send(command, time.monotonic())
             self.flush()
 
     def write_shared(self, data: bytes, lines: int, now: float) -> None:
-        """Lines that go to many clients: the bytes are shared, not copied. No lines are no sign of life."""
+        """Sends lines that go to many clients. The bytes are shared, not copied.
+
+        Empty data does not count as a sign of life.
+        """
         if self.is_open and data:
             self._transport.write(data)
             self.connection.note_sent(len(data), lines, now)
 
     def flush(self) -> None:
-        """Hand over what the protocol object wants to send; close when it is done; set the timer."""
+        """Writes the output of the protocol object, closes the transport if the protocol has ended, and sets the timer."""
         if output := self.connection.take_output():
             self._transport.write(output)
         if not self.is_open:
@@ -111,7 +117,7 @@ class ReplicationClient:
     # --- in -------------------------------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> list[Command]:
-        """Bytes came; the commands in them."""
+        """Returns the commands in received bytes."""
         commands = self.connection.receive(data, time.monotonic())
         if not self.is_open:
             self.flush()
@@ -122,18 +128,20 @@ class ReplicationClient:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self, reason: CloseReason, text: str | None = None) -> None:
-        """End the connection after what was written, with an ERROR line when there is a text."""
+        """Ends the connection after what was written, with an ERROR line if ``text`` is given."""
         if self.is_open:
             self.connection.close(reason, time.monotonic(), text)
             self.flush()
 
     def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
-        """Close a client that has too much waiting, or takes nothing for too long."""
+        """Closes the client if too many bytes wait for it, or if it took none for too long. Returns true if it was closed."""
         if not self.is_open:
             return False
         waiting = self.buffered_bytes
         drained = self.connection.bytes_out - waiting
-        if waiting:  # the kernel asks for more when a third of its megabytes is free: minutes, on a slow line
+        # The kernel takes more only when a third of its buffer of megabytes is free. On a slow line that takes minutes, in which
+        # ``waiting`` stays the same. So progress is measured behind that buffer.
+        if waiting:
             drained -= self._transport.kernel_bytes[0]
         if waiting == 0 or drained != self._drained_bytes:
             self._drained_bytes, self._drained_at = drained, now
@@ -152,7 +160,7 @@ class ReplicationClient:
         return True
 
     def lost(self) -> None:
-        """The transport is gone."""
+        """Ends the client after its transport is gone."""
         if self._timer is not None:
             self._timer.cancel()
         self.connection.lost()
@@ -174,12 +182,12 @@ class ReplicationClient:
                 self.connection.tick(now)
             self.flush()
         elif self.connection.deadline <= time.monotonic():
-            self._transport.abort()
+            self._transport.abort()  # closing, and the client has not taken its last bytes in time
         else:
             self._set_timer()
 
     def figures(self, now: float) -> dict[str, Any]:
-        """The client as the table of readers shows it; ``now`` is monotonic, as all times here."""
+        """Returns the client's row in the table of readers. ``now`` is monotonic, as all times here."""
         connection = self.connection
         reason = connection.close_reason
         return {

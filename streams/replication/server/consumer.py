@@ -1,8 +1,8 @@
-"""The Channels consumer of one replication connection: owns its input and its life.
+"""The Channels consumer of one replication connection. It reads the client's input, and ends with the connection.
 
-What many clients get comes from the broadcaster, straight to the transport; what a worker reports goes to its reports. There
-is no thread hop per message and no channel layer: this consumer touches neither the database nor other processes. Runs on
-the scope ``tcp`` (``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
+Lines for many clients come from the broadcaster, directly to the transport. Reports of a worker go to the worker reports.
+There is no thread hop per message and no channel layer: the consumer touches neither the database nor other processes. It
+runs on the scope ``tcp`` (``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,19 @@ __all__ = ["ReplicationConsumer"]
 log = get_logger(__name__)
 Message = dict[str, Any]
 
-#: Input that is worked off at a time; then all other clients have their turn.
+#: Bytes of input that are handled at a time. Then all other clients have their turn.
 SLICE_BYTES = 1024
-#: Who says more than this within a second waits for its turn: there is one for each turn of the loop, for all of them together.
-#: A worker that says PING and what it sends says less. When all clients together take too long with what is free, all take turns.
+#: A client that sends more than this within a second waits for its turn. All such clients together have one slice in each turn
+#: of the loop. A worker that sends PING and its reports stays below. When all clients together use up the free time of the
+#: loop, all take turns.
 FREE_BYTES = 2 * SLICE_BYTES
 
 
 class ReplicationConsumer(AsyncConsumer):
-    """One client. Without a ``broadcaster`` that of the process is used; it has to be started by whoever serves."""
+    """The consumer of one client's connection.
+
+    Without a ``broadcaster``, that of the process is used. The server has to start it.
+    """
 
     def __init__(self, broadcaster: Broadcaster | None = None, reports: WorkerReports | None = None) -> None:
         self._broadcaster = broadcaster or process_broadcaster()
@@ -51,7 +55,7 @@ class ReplicationConsumer(AsyncConsumer):
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Take messages until the connection is gone; there is no channel layer to listen to."""
+        """Handles messages until the connection is gone. There is no channel layer to listen to."""
         self.scope = scope
         self.base_send = send
         try:
@@ -67,7 +71,10 @@ class ReplicationConsumer(AsyncConsumer):
             self._leave()
 
     async def dispatch(self, message: Message) -> None:
-        """Straight to the handler: the stock one would look after database connections in a thread each time."""
+        """Calls the handler of the message. Raises ``ValueError`` for a message that is not of the scope ``tcp``.
+
+        The method of the base class would check database connections in a thread for each message.
+        """
         match message["type"]:
             case "tcp.receive":
                 await self._receive(message["bytes"])
@@ -110,7 +117,10 @@ class ReplicationConsumer(AsyncConsumer):
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
     def _is_free(self, size: int, now: float) -> bool:
-        """Whether this is as little as a client says that does its work; fifty that flood would else be fifty slices a turn."""
+        """Returns true if the client has sent at most ``FREE_BYTES`` in this second, as a client does that only works.
+
+        Without this, fifty clients that flood would be handled with fifty slices in each turn of the loop.
+        """
         if now >= self._second + 1.0:
             self._second, self._bytes_in_second = now, 0
         self._bytes_in_second += size
@@ -122,13 +132,13 @@ class ReplicationConsumer(AsyncConsumer):
             self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
             self._handle(peer, command)
             if isinstance(command, FederationAck) and command.instance != self._name:
-                self._reports.drop(command)  # what one sender has not sent would be freed on another's word
+                self._reports.drop(command)  # a sender must not free what another one has not sent
             else:
                 reported.append(command)
         self._reports.take(peer, reported)
 
     def _handle(self, peer: ReplicationClient, command: Command) -> None:
-        """The effect of a command on this connection; what it tells everybody is the reports' business."""
+        """Applies a command to this connection. Effects on other clients belong to the worker reports."""
         match command:
             case Replicate():
                 peer.keep_place()
@@ -137,20 +147,18 @@ class ReplicationConsumer(AsyncConsumer):
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
                 peer.keep_place()
-                if self._name is None:  # a client that is called otherwise each time would have a row for each name
+                if self._name is None:  # the first one only: a client that keeps changing it would get a row for each
                     self._name = name
                 self._broadcaster.name_peer(peer, printable(name[:200]))
                 bind_contextvars(client=peer.name)
             case Error(text) if not self._has_said_error:
-                self._has_said_error = (
-                    True  # the counters tell of the others: a log must not grow as fast as a peer talks
-                )
+                self._has_said_error = True  # others are only counted: the log must not grow as fast as a client sends
                 log.warning(
                     "replication.client_error", client=peer.name, address=peer.address, text=printable(text[:500])
                 )
 
     def _end_of_input(self) -> None:
-        """The client has said all it had to say; what it asked for is in its buffer already."""
+        """Closes the connection after the client's end of input. The answers to its requests are in its buffer already."""
         if self._peer is not None:
             self._peer.close(CloseReason.PEER_CLOSED)
 
@@ -159,7 +167,7 @@ class ReplicationConsumer(AsyncConsumer):
         if peer is not None:
             peer.lost()
             self._broadcaster.leave(peer)
-            if peer.has_replicated:  # others come and go as they like: they are counted
+            if peer.has_replicated:  # clients without REPLICATE are only counted
                 self._log_end(peer)
             self._reports.gone(peer)
 

@@ -1,10 +1,11 @@
 """``GET /_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>?from_token=N&upto_token=M``: catch-up over HTTP.
 
-Requests, statuses and bodies are those of Synapse 1.43, so a real worker can ask; later versions add ``instance_name``,
-which picks the facts of one writer. With ``REPLSITE_REPLICATION_SECRET`` set a request needs it as a bearer token;
-without, only this machine and the networks of ``REPLSITE_PLAIN_NETWORKS`` may ask, and nobody through a proxy.
-For half an hour an equal transaction ID gets the answer that was given before, to the same question only: 1.43 looks at
-the ID alone and can answer with another stream's facts.
+Requests, statuses and bodies are those of Synapse 1.43, so a real worker can ask. Later versions add ``instance_name``,
+which selects the facts of one writer. With ``REPLSITE_REPLICATION_SECRET`` set, a request needs it as a bearer token.
+Without it, only this machine and the networks of ``REPLSITE_PLAIN_NETWORKS`` may ask, and not through a proxy.
+
+For half an hour, an equal transaction ID gets the answer that was given before, but only to the same question. Synapse
+1.43 compares the ID alone, and can answer with another stream's facts.
 """
 
 from __future__ import annotations
@@ -53,19 +54,19 @@ _database_away = Condition(log, "catch_up.database_away", "catch_up.database_bac
 
 CACHE_SECONDS = 30 * 60
 CACHE_LIMIT_BYTES = 16 * 1024 * 1024
-#: So many questions are worked on at a time; more wait, and are sent away after the time below.
+#: So many questions are answered at a time. More wait, and get 503 after ``WAIT_SECONDS``.
 MOST_AT_ONCE = 8
 WAIT_SECONDS = 10.0
-#: Longest transaction ID that is remembered.
+#: Longest transaction ID. Longer ones are refused.
 TXN_ID_LIMIT = 200
-#: What an answer that is remembered takes besides its bytes.
+#: Bytes of memory that a stored answer takes besides its body.
 _ENTRY_BYTES = 600
 
 _places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
 class Refused(Exception):
-    """The answer is an error: HTTP status, Matrix error code, and what to tell."""
+    """An answer that is an error: HTTP status, Matrix error code, and text."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -73,7 +74,7 @@ class Refused(Exception):
 
 
 class AnswerCache:
-    """Answers by (transaction ID, question), for a time, up to a number of bytes. For many threads."""
+    """A cache of answers by (transaction ID, question), bounded in time and bytes. Threads may share it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self._clock = clock
@@ -82,12 +83,12 @@ class AnswerCache:
         )
 
     def get(self, txn_id: str, question: Question) -> bytes | None:
-        """The answer given before, if it is still kept."""
+        """Returns the answer given before; None if it is not kept any more."""
         found = self._answers.get((txn_id, question))
         return None if found is None or found[0] <= self._clock() - CACHE_SECONDS else found[1]
 
     def keep(self, txn_id: str, question: Question, answer: bytes) -> None:
-        """Remember an answer; a later one to the same question is not kept."""
+        """Stores an answer. Does nothing if one to the same question is kept under this ID."""
         if self.get(txn_id, question) is None:
             self._answers.put((txn_id, question), (self._clock(), answer))
 
@@ -95,9 +96,9 @@ class AnswerCache:
 _cache = AnswerCache()
 
 
-@csrf_exempt  # there are no cookies here; whoever does not say GET gets an error that is JSON, too
+@csrf_exempt  # there are no cookies here; a request that is not GET must get its error as JSON, too
 def stream_updates_view(request: HttpRequest, stream: str = "", txn_id: str = "") -> HttpResponse:
-    """The view; every outcome is JSON."""
+    """Returns the answer or an error, always as JSON."""
     try:
         _check_access(request)
         return HttpResponse(_answer(txn_id, _question(request, stream, txn_id)), content_type="application/json")
@@ -143,7 +144,7 @@ def _question(request: HttpRequest, stream: str, txn_id: str) -> Question:
         raise Refused(400, "M_UNRECOGNIZED", "Unrecognized request: the path ends with /<stream>/<transaction id>.")
     return Question(
         stream=stream,
-        after=max(_integer(request, "from_token"), 0),  # no fact is below; the width stays a bigint
+        after=max(_integer(request, "from_token"), 0),  # no fact is below 0; upto - after fits into a bigint
         upto=_integer(request, "upto_token"),
         instance=_instance(request),
         with_instances=request.GET.get("with_instances") == "true",
@@ -170,7 +171,7 @@ def _instance(request: HttpRequest) -> str | None:
     return name
 
 
-# --- who may ask --------------------------------------------------------------------------------------------------
+# --- access -------------------------------------------------------------------------------------------------------
 
 
 def _check_access(request: HttpRequest) -> None:
@@ -200,22 +201,22 @@ def _check_secret(given: str | None, secret: str) -> None:
 # --- the answer -----------------------------------------------------------------------------------------------------
 
 ROWS_PER_ANSWER = 5_000
-#: An answer ends after the fact with which it grows beyond this.
+#: An answer ends after the fact that makes it longer than this.
 ANSWER_LIMIT_BYTES = 4 * 1024 * 1024
-#: A question that takes longer is answered with 503.
+#: Longest time of a statement. After it the answer is 503.
 STATEMENT_LIMIT_MS = 20_000
-#: Streams that 1.43 answers with its own position instead of the wanted one.
+#: Streams for which 1.43 returns its own position as ``upto_token``, instead of the requested one.
 _ANSWERED_WITH_OWN_POSITION = frozenset({"presence_federation"})
 
-#: Stream -> how many rows of it are read at a time.
+#: Stream -> the number of its rows to read at a time.
 _paces: dict[str, RowPace] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Facts of ``stream`` with after < token <= upto, of one writer or of all.
+    """A range of facts: those of ``stream`` with after < token <= upto, of one writer or of all.
 
-    ``with_instances``: each update carries its writer's name behind the row, which only our own followers ask for.
+    ``with_instances``: each update ends with its writer's name, behind the row. Only our own followers ask for that.
     """
 
     stream: str
@@ -226,25 +227,25 @@ class Question:
 
 
 def stream_updates(question: Question, using: str | None = None) -> bytes:
-    """Returns the body of the answer: the rows of a range as one JSON object, whole facts, up to ``ANSWER_LIMIT_BYTES``.
+    """Returns the body of the answer: the rows of a range as one JSON object, of whole facts, up to ``ANSWER_LIMIT_BYTES``.
 
-    Blocks, on a connection of its own. Raises ``UnknownStream``, ``ResyncNeeded`` below the low-water mark,
-    ``DatabaseError``.
+    Blocks, on a connection of its own. Raises ``UnknownStream``, ``DatabaseError``, and ``ResyncNeeded`` for a range that
+    begins below the low-water mark.
     """
     declaration = registry.get(question.stream).declaration
     if question.after > question.upto and declaration.in_memory:
-        question = replace(question, after=0)  # it was asked from a former life of the stream: everything is new
+        question = replace(question, after=0)  # the client knows a former generation of the stream: all is new
     if question.after >= question.upto:
         return _body([], question.upto, is_limited=False)
-    instance = None if declaration.announced_as else question.instance  # told under one name, whoever wrote
+    instance = None if declaration.announced_as else question.instance  # one name for all writers
     pace = _paces.setdefault(question.stream, RowPace())
     with closing(driver.direct_connection(using, application_name="replsite http catch-up")) as connection:
         driver.read_in_order(connection)
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True, autocommit=False)
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_MS}")
-            # In the same snapshot as the rows. Otherwise: A asks beyond its POSITION, where B's 6 is pending and C's 7 is
-            # there. With 7 A would go on from 7, and miss 6.
+            # In the same snapshot as the rows. Otherwise: a client asks beyond the POSITION that it got. B's 6 is pending, and
+            # C's 7 is committed. With 7 in the answer, the client would go on from 7 and miss 6.
             found = stored_positions(cursor, [question.stream])
             cache_feed.before_shown(found, using)
             stored = found.get(question.stream, {})
@@ -252,6 +253,7 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), instance)
     pace.learn(rows)
+    # Below a row above its writer's position, facts of the same writer may still be pending. They would be missed.
     complete = (row for row in rows if _is_complete(row, stored))
     updates, cut_at = _encoded(complete, declaration.announced_as, with_instances=question.with_instances)
     reached = min(reached, cut_at) if cut_at is not None else reached
@@ -273,7 +275,7 @@ def _told_position(question: Question, stored: Mapping[str, StoredPosition]) -> 
 
 
 def _encoded(rows: Iterable[FollowedRow], announced_as: str, *, with_instances: bool) -> tuple[list[bytes], int | None]:
-    """The updates; and the token of the last one when the answer was cut at its size."""
+    """Returns the encoded updates, and the last token if the answer was cut at its size limit, else None."""
     found: list[bytes] = []
     size = last = 0
     for token, fact in groupby(rows, lambda row: row.token):

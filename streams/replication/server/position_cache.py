@@ -2,13 +2,13 @@
 
 A notification with a position was sent by the session of its writer's lock
 (``streams.reading.pokes.NotificationFilter``), in the commit that stores the position. So the position of a known writer
-need not be read again, which saves a round trip between a commit and its followers. In all other cases the table is read:
-a notification without a position, of an unknown or retired writer, or below the known position; and every one of a stream
-whose generation may change, because a late one could be of the last generation.
+need not be read again, which saves a round trip between a commit and its followers.
 
-Notifications must be applied in commit order, without gaps. Otherwise a returning writer's notification could be applied
-after a later one, when followers were already told that it has no facts there. A caller that may have lost one calls
-``forget``.
+In all other cases the table is read: after a notification without a position, of an unknown or retired writer, or below
+the known position. It is also read after each notification of a stream whose generation may change, because a late one
+could be of the last generation.
+
+Notifications must be applied in commit order, without gaps. A caller that may have lost one calls ``forget``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ __all__ = ["PositionCache"]
 
 
 class PositionCache:
-    """What is known of all streams; for one thread at a time."""
+    """The known positions of all streams; for one thread at a time.
+
+    ``may_begin_anew`` names the streams whose generation may change.
+    """
 
     def __init__(self, may_begin_anew: Collection[str] = ()) -> None:
         self._may_begin_anew = frozenset(may_begin_anew)
@@ -32,23 +35,28 @@ class PositionCache:
 
     @property
     def known(self) -> Mapping[str, Mapping[str, StoredPosition]]:
-        """All that is known."""
+        """Returns the known positions, as ``{stream: {writer: position}}``."""
         return self._known
 
     def forget(self) -> None:
-        """A poke may be lost, or a look has failed: nothing is known any more."""
+        """Discards all positions, because a notification may be lost or a read has failed."""
         self._known = {}
 
     def looked(self, found: Mapping[str, dict[str, StoredPosition]], only: Collection[str] | None) -> None:
-        """The table says this, of all streams or of those in ``only``."""
+        """Stores positions read from the table, of all streams or of those in ``only``."""
         if only is None:
             self._known = dict(found)
         else:
             self._known.update({stream: found.get(stream, {}) for stream in only})
 
     def hear(self, pokes: Iterable[PositionNotification], wanted: Collection[str] = ()) -> set[str]:
-        """Take over what pokes say; the streams that have to be looked up nevertheless, of ``wanted`` the unknown ones, too."""
+        """Applies notifications, and returns the streams that have to be read from the table nevertheless.
+
+        Streams in ``wanted`` that are not known are among them.
+        """
         unclear = set(wanted) - self._known.keys()
+        # In commit order, without gaps. Otherwise: a writer returns at 5, another one commits 6. If the second notification came
+        # first, followers would have received that the returning writer has no facts up to 6.
         for poke in pokes:
             known = self._known.get(poke.stream, {}).get(poke.writer)
             is_told = known is not None and known.state != RETIRED and poke.stream not in self._may_begin_anew
@@ -59,5 +67,5 @@ class PositionCache:
         return unclear
 
     def of(self, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
-        """What is known of these streams."""
+        """Returns the known positions of these streams; an empty dict for an unknown one."""
         return {stream: self._known.get(stream, {}) for stream in streams}

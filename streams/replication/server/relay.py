@@ -1,9 +1,11 @@
-"""What one worker tells all others is passed on: to every other connection here, and by NOTIFY to those of other servers.
+"""Relays commands of one worker to all others: to the other connections here, and by NOTIFY to those of other servers.
 
-Such commands are hints, not facts: losing one is harmless, and none is stored. Only those in ``RELAYED`` are passed on, on
-either side, and from other servers only what a session said whose role may write (``streams.reading.trust``): NOTIFY is free to
-every role that may connect. Lines travel as base64 in pieces, since a payload of NOTIFY holds no NUL and fewer than 8,000
-bytes. Commands that 1.43 does not know go only to clients that said one themselves: others would end the connection. Assumes a
+Such commands are hints and not facts: losing one is harmless, and none is stored. Only those in ``RELAYED`` are passed
+on, in both directions. From other servers, only commands of sessions whose role may write are accepted
+(``streams.reading.trust``), because every role that may connect can send NOTIFY. Lines travel as base64 in parts, since a
+payload of NOTIFY holds no NUL and fewer than 8,000 bytes.
+
+Commands that 1.43 does not know go only to clients that sent one themselves. Others would end the connection. Assumes a
 single event loop.
 """
 
@@ -43,24 +45,25 @@ __all__ = ["CHANNEL", "RELAYED", "Part", "Relay", "notify_all", "parts_of"]
 
 log = get_logger(__name__)
 CHANNEL = "replsite_relay"
-#: What is told to everybody.
+#: The commands that are sent to all clients.
 RELAYED = (RemoteServerUp, LockReleased, NewActiveTask, CancelTask)
 
 PART_BYTES = 7_000
-#: Lines that wait for the database, and unfinished messages of other servers; more is dropped and counted.
+#: Limit for lines that wait for the database. Unfinished messages of other servers may have twice as many bytes. More is
+#: dropped and counted.
 WAITING_LIMIT_BYTES = 256 * 1024
 GAP_SECONDS = 0.05
-#: That somebody speaks who may not is told no more often.
+#: Untrusted senders are logged no more often than this.
 TELL_SECONDS = 60.0
-#: A message of one server has no more parts than this, and its names are no longer.
+#: Most parts of a message, and longest server name and message name.
 _MOST_PARTS = 2 * WAITING_LIMIT_BYTES // PART_BYTES
 _MOST_NAME = 64
-#: Unfinished messages of other servers.
+#: Most unfinished messages of other servers.
 _MOST_UNFINISHED = 1_000
 
 
 class Part(NamedTuple):
-    """A piece of a message of one server."""
+    """A part of a message of one server."""
 
     server: str
     message: str
@@ -70,7 +73,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, payload: str) -> Part | None:
-        """Read a payload; None for what is none of ours."""
+        """Returns the part in a payload; None if the payload has another form."""
         fields = payload.split(" ")
         if len(fields) != 5 or max(len(fields[0]), len(fields[1])) > _MOST_NAME:
             return None
@@ -81,7 +84,7 @@ class Part(NamedTuple):
 
 
 def parts_of(server: str, data: bytes) -> list[str]:
-    """The payloads for some lines."""
+    """Returns the payloads that carry these lines, with at most ``PART_BYTES`` of base64 each."""
     text = base64.b64encode(data).decode("ascii")
     pieces = [text[start : start + PART_BYTES] for start in range(0, len(text), PART_BYTES)]
     message = uuid.uuid4().hex
@@ -89,13 +92,13 @@ def parts_of(server: str, data: bytes) -> list[str]:
 
 
 def notify_all(cursor: Any, server: str, data: bytes) -> None:
-    """Tell the lines to every server; the parts of a message stay together, since they come from one transaction."""
+    """Sends the lines to every server. The parts of a message arrive together, since one transaction sends them."""
     channel = driver.channel(cursor, CHANNEL)
     cursor.execute("SELECT pg_notify(%s, part) FROM unnest(%s::text[]) AS part", [channel, parts_of(server, data)])
 
 
 class _Listener(NotifyListener[Part]):
-    """Hears what other servers say."""
+    """The listener for messages of other servers."""
 
     def __init__(self, relay: Relay, using: str) -> None:
         super().__init__(CHANNEL, relay.heard_in_thread, using, "relay")
@@ -104,7 +107,7 @@ class _Listener(NotifyListener[Part]):
         self._told_at = -math.inf
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[Part]:
-        """Parts that a server's session sent; the rest is counted and dropped."""
+        """Returns the parts that trusted sessions sent. Counts and drops everything else."""
         trusted = self._trusted.of({session for session, _ in heard}, self._connection.cursor) if heard else set()
         strangers = {session for session, _ in heard} - trusted
         if strangers and time.monotonic() > self._told_at + TELL_SECONDS:
@@ -117,7 +120,7 @@ class _Listener(NotifyListener[Part]):
 
 
 class Relay:
-    """Passes commands on between the connections of all servers."""
+    """The exchange of commands between the connections of all servers."""
 
     def __init__(self, broadcaster: Broadcaster) -> None:
         self.dropped: Counter[str] = Counter()
@@ -134,7 +137,7 @@ class Relay:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        """Listen and be ready to tell; raises when the database cannot be used."""
+        """Starts to receive and to send. Raises the driver's errors if the database cannot be used."""
         self._loop = asyncio.get_running_loop()
         await self._loop.run_in_executor(None, self._listener.start)
         self._flusher = BackgroundWriter(
@@ -148,13 +151,13 @@ class Relay:
         self._flusher.start()
 
     async def stop(self) -> None:
-        """Tell what waits, and end."""
+        """Sends the waiting commands, and ends."""
         if self._loop is not None and self._flusher is not None:
             await self._flusher.stop()
             await self._loop.run_in_executor(None, self._listener.stop)
 
     def pass_on(self, commands: Sequence[Command], sender: ReplicationClient) -> None:
-        """From a client here: to all other clients, to the other servers, and to the handlers of this process."""
+        """Sends a client's commands to all other clients, to the other servers, and to the command hooks of this process."""
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
         self._tell_here(commands, sender)
@@ -188,7 +191,7 @@ class Relay:
     def _wait(self, command: Command) -> None:
         line = format_line(command, self._broadcaster.settings.line_limit_bytes)
         if line in self._waiting:
-            return  # a hint that is given twice within a moment is one
+            return  # equal hints that wait together are sent once
         if self._waiting_bytes + len(line) > WAITING_LIMIT_BYTES:
             self.dropped[command.WORD] += 1
             return
@@ -208,13 +211,13 @@ class Relay:
     # --- from other servers ---------------------------------------------------------------------------------------
 
     def heard_in_thread(self, parts: list[Part]) -> None:
-        """In the listener's thread."""
+        """Passes parts from the listener's thread to the event loop."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._heard, parts)
 
     def _heard(self, parts: list[Part]) -> None:
         if not parts:
-            self._forget_unfinished()  # a new connection: the rest of what was under way will not come
+            self._forget_unfinished()  # a new connection: the missing parts were lost
         for part in parts:
             if part.server != self._key:
                 self._take(part)
@@ -225,6 +228,7 @@ class Relay:
 
     def _take(self, part: Part) -> None:
         key = part.server, part.message
+        # One transaction sends all parts of a message, so they come in order.
         pieces = self._unfinished.setdefault(key, [])
         pieces.append(part.text)
         self._unfinished_bytes += len(part.text)
@@ -238,6 +242,6 @@ class Relay:
         try:
             lines = base64.b64decode("".join(pieces), validate=True).decode("utf-8").split("\n")
             self._tell_here([parse_line(line) for line in lines if line], None)
-        except (CommandError, binascii.Error, UnicodeDecodeError) as error:  # another version, or a stranger
+        except (CommandError, binascii.Error, UnicodeDecodeError) as error:  # from another version or program
             self.dropped["relay"] += 1
             log.warning("relay.not_understood", error=str(error))

@@ -1,8 +1,9 @@
-"""What workers say about themselves takes effect: who syncs, what was acknowledged, from where users came.
+"""Stores what workers report about themselves: who syncs, what was acknowledged, and from where users came.
 
-Taken on the event loop into a bounded buffer, written by a thread a moment later; the tables show it to every process.
-Whoever syncs goes with the connection it was said on, and a connection without news for `worker_silence_seconds` is
-forgotten, should its server have died. Counts of the wire are written along. Assumes a single event loop.
+Reports are taken on the event loop into a bounded buffer, and a thread writes them a moment later. The tables show them
+to every process. Syncing users belong to the connection that reported them, and are removed with it. A connection without
+news for `worker_silence_seconds` is removed, in case its server has died. Counts of sent and received commands are
+written along. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ __all__ = ["WorkerReports", "process_reports"]
 
 log = get_logger(__name__)
 GAP_SECONDS = 0.1
-#: Of what a client tells all others, and of what all clients tell: no client has more of that than is still free.
+#: Commands of one client, and of all clients together, that are relayed in a second. One client gets no more than what all
+#: clients together have left.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND = 1_000, 2_000
-#: News of a connection, old rows and counts are not looked after more often than this.
+#: Smallest time between two writes of a connection's row, two deletions of old rows, and two writes of counts.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one transaction writes."""
+    """The rows and deletions of one transaction."""
 
     reports: Reports
     connections: list[dict[str, Any]] = field(default_factory=list)
@@ -52,16 +54,16 @@ class _Batch:
 
 
 class WorkerReports:
-    """The reports of all connections of one server, and the relay between them."""
+    """The worker reports of all connections of one server, and the relay between the connections."""
 
     def __init__(self, broadcaster: Broadcaster, served_by: str = "") -> None:
         given = broadcaster.settings
         self.relay = Relay(broadcaster)
-        #: Further counts of this process, kind -> name -> total.
+        #: Returns further counts of this process, kind -> name -> total.
         self.more_counts: Callable[[], Mapping[str, Mapping[str, int]]] = dict
         self._settings = given
         self._broadcaster = broadcaster
-        #: Ports and names may be the same on several hosts.
+        #: With the host's name, because instance names and ports may be the same on several hosts.
         self._served_by = f"{served_by or given.instance} on {socket.gethostname()}"
         self._buffer = ReportBuffer(given.worker_report_limit)
         self._peers: dict[str, ReplicationClient] = {}
@@ -75,7 +77,10 @@ class WorkerReports:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Forget what an earlier life of this server left; raises when the database cannot be used."""
+        """Deletes what a former process of this server left, and starts to write.
+
+        Raises the driver's errors if the database cannot be used.
+        """
         await self.relay.start()
         self._flusher = BackgroundWriter(
             "worker-reports",
@@ -89,17 +94,17 @@ class WorkerReports:
         self._flusher.start()
 
     async def stop(self) -> None:
-        """Write what is left, and end."""
+        """Writes the remaining reports, and ends."""
         for key in list(self._peers):
             self._buffer.gone(key)
         self._count_due = 0.0
         written = self._flusher.stop() if self._flusher is not None else asyncio.sleep(0)
         await asyncio.gather(self.relay.stop(), written)
 
-    # --- what is said ---------------------------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------------------------
 
     def take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
-        """The commands of one piece of input; those that are neither told to everybody nor reports are ignored."""
+        """Relays and buffers the commands of one piece of input. Ignores those that are neither relayed nor reports."""
         relayed = self._within_rate(peer, [command for command in commands if isinstance(command, RELAYED)])
         if relayed:
             self.relay.pass_on(relayed, peer)
@@ -110,11 +115,14 @@ class WorkerReports:
             self._wake()
 
     def drop(self, command: Command) -> None:
-        """Count a report that does not count."""
+        """Counts a report that is not accepted."""
         self._buffer.dropped[command.WORD] += 1
 
     def _within_rate(self, peer: ReplicationClient, commands: list[Command]) -> list[Command]:
-        """What may be told to everybody, which costs as much as there are clients; the rest of a flood is dropped."""
+        """Returns the commands that may be relayed now. Drops and counts the rest of a flood.
+
+        Relaying a command costs as much as there are clients.
+        """
         if not commands:
             return commands
         now = time.monotonic()
@@ -130,14 +138,14 @@ class WorkerReports:
         return taken
 
     def gone(self, peer: ReplicationClient) -> None:
-        """The connection has ended."""
+        """Ends the reports of a connection that has ended."""
         if self._peers.pop(peer.key, None) is not None:
             self._told.pop(peer.key, None)
             self._buffer.gone(peer.key)
             self._wake()
 
     def figures(self) -> dict[str, int]:
-        """Reports that were dropped, by command."""
+        """Returns the number of dropped reports by command."""
         return dict(self._buffer.dropped + self.relay.dropped)
 
     def _wake(self) -> None:
@@ -154,7 +162,7 @@ class WorkerReports:
         return batch or None
 
     def _news(self, now: float) -> list[dict[str, Any]]:
-        """Connections that the table does not know yet, or has not heard of for a while."""
+        """Returns rows for the connections that the table does not have yet, or had no news of for ``NEWS_SECONDS``."""
         due = [key for key in self._buffer.connections() if now >= self._told.get(key, 0.0) + NEWS_SECONDS]
         rows = []
         for key in due:
@@ -166,7 +174,7 @@ class WorkerReports:
         return rows
 
     def _counts(self, now: float) -> list[dict[str, Any]]:
-        """What was counted since the last time."""
+        """Returns the totals that changed since the last time; none if that was less than ``COUNT_SECONDS`` ago."""
         if now < self._count_due:
             return []
         self._count_due = now + COUNT_SECONDS
@@ -235,7 +243,10 @@ _of_process: WorkerReports | None = None
 
 
 def process_reports(served_by: str = "") -> WorkerReports:
-    """The reports of this process's broadcaster; made at the first call, started by whoever serves."""
+    """Returns the worker reports of this process's broadcaster, created at the first call.
+
+    The caller that serves has to start them.
+    """
     global _of_process  # noqa: PLW0603 - one per process by its nature
     if _of_process is None:
         _of_process = WorkerReports(process_broadcaster(served_by), served_by)
