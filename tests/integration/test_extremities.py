@@ -4,17 +4,16 @@ import pytest
 from django.core.management import call_command
 
 from events.errors import RangesDisagree
-from events.integrity.repair import check_room, resync_room
+from events.integrity.repair import resync_room
 from events.models import CurrentState, Event, EventVisibility
 from events.persist.batch import with_state
 from events.reading.user_timeline import timeline_of
-from events.visibility.rebuild import ranges_anew, rebuild_visibility
-from events.visibility.recompute import tell_the_same
+from events.visibility.rebuild import rebuild_visibility
 from tests.integration.test_gap_filling import closed_room
 from tests.integration.test_visible_sql import compare
 from tests.support.made_rooms import ALICE, BOB, EVE
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, replayed_state
-from tests.support.ranges import accepted_places, stored_ranges
+from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
+from tests.support.ranges import assert_all_ways_agree, stored_ranges
 
 pytestmark = pytest.mark.django_db
 
@@ -59,10 +58,7 @@ def said(made, event):
 def assert_well(made):
     """All ways tell the same of the room."""
     room_id = made.room_id
-    report = check_room(room_id)
-    assert report.clean, report.differences
-    assert current_state(room_id) == replayed_state(room_id)
-    assert tell_the_same(stored_ranges(room_id), ranges_anew(room_id), accepted_places(room_id))
+    assert_all_ways_agree(room_id)
     for user in (ALICE, BOB, EVE, "@stranger:z.test"):
         compare(user, room_id)
 

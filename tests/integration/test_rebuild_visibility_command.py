@@ -6,11 +6,10 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 
-from events.maintenance.purge_history import PurgeRequest, purge_events
-from events.models import Event, EventVisibility
+from events.models import EventVisibility
 from tests.oracle.test_live_path import arriving
 from tests.support.made_rooms import MadeRoom
-from tests.support.persisted_rooms import persist_all
+from tests.support.persisted_rooms import persist_all, purge_half
 from tests.support.ranges import stored_ranges
 from tests.support.stored_rooms import store_room
 
@@ -77,10 +76,7 @@ def test_what_follows_from_purged_events_stays(room):
     events = arriving(room)
     persist_all(events, 30)
     room_id = events[0].room_id
-    accepted = Event.objects.filter(room_id=room_id, outlier=False, soft_failed=False, rejected_reason=None)
-    cut = sorted(accepted.values_list("topological_ordering", flat=True))[accepted.count() // 2]
-    for _ in purge_events(PurgeRequest(room_id, cut, True, "default")):
-        pass
+    purge_half(room_id)
     before = stored_ranges(room_id)
     assert run(room_id, "--check")[1] == 0
     (found,), status = run(room_id)

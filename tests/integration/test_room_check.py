@@ -9,13 +9,11 @@ from events.integrity.compare import compare
 from events.integrity.repair import resync_room
 from events.integrity.stored_rows import read_room
 from events.maintenance.group_gc import GroupPurge, plan_groups
-from events.maintenance.purge_history import PurgeRequest, purge_events
-from events.models import Event
 from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import arrive_with_gaps, generated, states_of
 from tests.oracle.answers import parsed
 from tests.oracle.test_live_path import SMALL_ROOMS, arriving
-from tests.support.persisted_rooms import incoming, persist, persist_all
+from tests.support.persisted_rooms import incoming, persist, persist_all, purge_half
 from tests.support.ranges import stored_ranges
 from tests.support.stored_rooms import store_room
 
@@ -79,10 +77,7 @@ def test_purged_room_is_clean(room):
     events = arriving(room)
     persist_all(events, 30)
     room_id = events[0].room_id
-    accepted = Event.objects.filter(room_id=room_id, outlier=False, soft_failed=False, rejected_reason=None)
-    cut = sorted(accepted.values_list("topological_ordering", flat=True))[accepted.count() // 2]
-    for _ in purge_events(PurgeRequest(room_id, cut, True, "default")):
-        pass
+    purge_half(room_id)
     for _ in GroupPurge(room_id, "default", plan_groups(room_id, "default")).carry_out():
         pass
     before = stored_ranges(room_id)

@@ -15,7 +15,7 @@ from events.sync.shared_rooms import SharedRooms
 from streams.core.tokens import VectorToken
 from streams.homeserver import append
 from streams.models.catalog import Presence
-from tests.support.syncing import first, here, ids, only, since
+from tests.support.syncing import Client, here, ids, only, since
 
 pytestmark = pytest.mark.django_db
 
@@ -37,39 +37,10 @@ def written_by(writer, act, *arguments):
     return Event.objects.order_by("stream_ordering").last()
 
 
-def by_key(events):
-    return {(event.type, event.state_key): event.event_id for event in events if event.state_key is not None}
-
-
 def at(slow, fast):
     """The token of two writers."""
     ahead = {"slow": slow} if slow > fast else {"fast": fast}
     return VectorToken(min(slow, fast), ahead if slow != fast else {})
-
-
-class Client:
-    """A user's rooms with their state, as the answers make them."""
-
-    def __init__(self, user):
-        self.user, self.at, self.rooms, self.seen = user, None, {}, []
-
-    def sync(self, now, limit=20):
-        if self.at is None:
-            answer = first(self.user, now, events=limit)
-            joined, left = answer.rooms, answer.left
-        else:
-            answer = since(self.user, self.at, now, limit=limit)
-            joined, left = answer.joined, answer.left
-        self.at = now
-        for room in (*joined, *left):
-            self.seen += ids(room.timeline)
-        for room in left:
-            self.rooms.pop(room.room_id, None)
-        for room in joined:
-            known = {} if room.whole else self.rooms[room.room_id]
-            kept = {key: event_id for key, event_id in known.items() if key not in room.removed}
-            self.rooms[room.room_id] = {**kept, **by_key(room.state), **by_key(room.timeline)}
-        return answer
 
 
 def test_a_topic_does_not_go_back_to_the_one_before_it(room):

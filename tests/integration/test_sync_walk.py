@@ -9,7 +9,7 @@ import pytest
 from events.errors import EventNotAllowed
 from events.models import CurrentState
 from events.sending.send import NewEvent, RoomSetup, create_room
-from tests.support.syncing import first, here, since
+from tests.support import syncing
 
 pytestmark = pytest.mark.django_db
 
@@ -19,40 +19,8 @@ ACTIONS = 80
 VISIBILITIES = ["world_readable", "shared", "invited", "joined"]
 
 
-def by_key(events):
-    return {(event.type, event.state_key): event.event_id for event in events if event.state_key is not None}
-
-
-class Client:
-    """One user's client: rooms with their state, and what waits for an answer."""
-
-    def __init__(self, user):
-        self.user, self.at = user, None
-        self.rooms, self.pending = {}, {}
-        self.seen = []
-
-    def sync(self, limit):
-        """Take in the first answer, or what is new."""
-        now = here()
-        if self.at is None:
-            answer = first(self.user, now, events=limit)
-            joined, left = answer.rooms, ()
-        else:
-            answer = since(self.user, self.at, now, limit=limit)
-            joined, left = answer.joined, answer.left
-        self.at = now
-        for room in (*joined, *left):
-            self.pending.pop(room.room_id, None)
-            self.seen += [event.event_id for event in room.timeline]
-        for room in left:
-            self.rooms.pop(room.room_id, None)
-        for room in joined:
-            known = {} if room.whole else self.rooms[room.room_id]
-            kept = {key: event_id for key, event_id in known.items() if key not in room.removed}
-            self.rooms[room.room_id] = {**kept, **by_key(room.state), **by_key(room.timeline)}
-        for room in (*answer.invited, *answer.knocked):
-            self.rooms.pop(room.room_id, None)
-            self.pending[room.room_id] = room.membership
+class Client(syncing.Client):
+    """A client that is compared with the tables."""
 
     def check(self):
         """Rooms, their states and what is pending are those of the tables."""
@@ -95,9 +63,9 @@ def test_what_is_known_and_what_is_new_make_what_is(seed):
     for _ in range(ACTIONS):
         act(chance, rooms)
         for client in chance.sample(clients, chance.choice([0, 0, 0, 1, 2])):
-            client.sync(chance.choice([1, 2, 10]))
+            client.sync(limit=chance.choice([1, 2, 10]))
             client.check()
     for client in clients:
-        client.sync(10)
+        client.sync(limit=10)
         client.check()
         assert len(client.seen) > 5

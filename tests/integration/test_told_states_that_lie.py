@@ -4,16 +4,14 @@ import random
 
 import pytest
 
-from events.integrity.repair import check_room
 from events.persist.batch import with_state
 from events.sending.send import LocalRoom
-from events.visibility.rebuild import ranges_anew, rebuild_visibility
-from events.visibility.recompute import tell_the_same
+from events.visibility.rebuild import rebuild_visibility
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_room_check import generated, states_of
 from tests.support.made_rooms import ALICE, EVE, public_room
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, replayed_state
-from tests.support.ranges import accepted_places, stored_ranges
+from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
+from tests.support.ranges import assert_all_ways_agree
 
 pytestmark = pytest.mark.django_db(transaction=True)
 LEVELS = ("m.room.power_levels", "")
@@ -50,18 +48,10 @@ class Rolled:
         """Also when somebody here goes on."""
         for _ in range(2):
             assert current_state(self.made.room_id)[LEVELS] == self.levels.event_id
-            assert_well(self.made)
+            assert_all_ways_agree(self.made.room_id)
             assert LocalRoom(self.made.room_id).set_state(ALICE, "m.room.topic", {"topic": "x"}).rejected_reason is None
         assert rebuild_visibility(self.made.room_id)
-        assert_well(self.made)
-
-
-def assert_well(made):
-    room_id = made.room_id
-    report = check_room(room_id)
-    assert report.clean, report.differences
-    assert current_state(room_id) == replayed_state(room_id)
-    assert tell_the_same(stored_ranges(room_id), ranges_anew(room_id), accepted_places(room_id))
+        assert_all_ways_agree(self.made.room_id)
 
 
 @pytest.fixture(params=VERSIONS)
@@ -181,9 +171,9 @@ def test_generated_rooms_with_states_that_are_not_those_before(seed):
             outcome = persist(with_its_state(made, event, maps[other.event_id]))
             here.update({event.event_id} & {stored.event_id for stored in outcome.stored})
         if number % 5 == 0:
-            assert_well(made)
+            assert_all_ways_agree(made.room_id)
     choose.shuffle(left_out)
     while left_out:
         batch, left_out = left_out[:3], left_out[3:]
         persist([incoming(event, backfilled=True) for event in batch])
-        assert_well(made)
+        assert_all_ways_agree(made.room_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from events.format.parsing import ParsedEvent
+from events.maintenance.purge_history import PurgeRequest, purge_events
 from events.models import (
     BackwardExtremity,
     CurrentState,
@@ -74,3 +75,11 @@ def verdicts(room_id: str) -> dict[str, tuple[bool, bool]]:
     """Event -> (rejected, soft-failed)."""
     rows = Event.objects.filter(room_id=room_id).values_list("event_id", "rejected_reason", "soft_failed")
     return {event_id: (reason is not None, soft_failed) for event_id, reason, soft_failed in rows}
+
+
+def purge_half(room_id: str) -> None:
+    """Purges the room's history below the middle of its accepted events, messages of this server included."""
+    accepted = Event.objects.filter(room_id=room_id, outlier=False, soft_failed=False, rejected_reason=None)
+    cut = sorted(accepted.values_list("topological_ordering", flat=True))[accepted.count() // 2]
+    for _ in purge_events(PurgeRequest(room_id, cut, True, "default")):
+        pass

@@ -1,13 +1,17 @@
-"""The ranges of a room as they are stored, and the places that they are about."""
+"""The ranges of a room as they are stored, the places that they are about, and whether all ways of computing them agree."""
 
 from __future__ import annotations
 
 from django.db import connection
 
+from events.integrity.repair import check_room
 from events.models import EventVisibility
 from events.visibility.ranges import VisibilityRow, in_order
+from events.visibility.rebuild import ranges_anew
+from events.visibility.recompute import tell_the_same
+from tests.support.persisted_rooms import current_state, replayed_state
 
-__all__ = ["accepted_places", "stored_ranges"]
+__all__ = ["accepted_places", "assert_all_ways_agree", "stored_ranges"]
 
 _ACCEPTED = """
 SELECT stream_ordering FROM events_event
@@ -26,3 +30,11 @@ def accepted_places(room_id: str) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute(_ACCEPTED, [room_id])
         return [place for (place,) in cursor.fetchall()]
+
+
+def assert_all_ways_agree(room_id: str) -> None:
+    """The check finds nothing, the current state is that of its changes, and a rebuild shows the same events."""
+    report = check_room(room_id)
+    assert report.clean, report.differences
+    assert current_state(room_id) == replayed_state(room_id)
+    assert tell_the_same(stored_ranges(room_id), ranges_anew(room_id), accepted_places(room_id))

@@ -43,3 +43,40 @@ def talk(room: LocalRoom, count: int = 1, sender: str = ANN) -> list[str]:
     """So many messages in one transaction; their event IDs."""
     said = room.add([NewEvent(sender, "m.room.message", {"body": str(n)}) for n in range(count)])
     return [event.event_id for event in said]
+
+
+def by_key(events):
+    """The state events among these: (type, state key) -> event ID."""
+    return {(event.type, event.state_key): event.event_id for event in events if event.state_key is not None}
+
+
+class Client:
+    """A user's client, as the answers make it: rooms with their state, pending invites and knocks, and the events it saw."""
+
+    def __init__(self, user):
+        self.user, self.at = user, None
+        self.rooms, self.pending, self.seen = {}, {}, []
+
+    def sync(self, now=None, limit=20):
+        """Applies the first answer, or what is new up to ``now``. Returns the answer."""
+        now = now or here()
+        if self.at is None:
+            answer = first(self.user, now, events=limit)
+            joined, left = answer.rooms, answer.left
+        else:
+            answer = since(self.user, self.at, now, limit=limit)
+            joined, left = answer.joined, answer.left
+        self.at = now
+        for room in (*joined, *left):
+            self.pending.pop(room.room_id, None)
+            self.seen += ids(room.timeline)
+        for room in left:
+            self.rooms.pop(room.room_id, None)
+        for room in joined:
+            known = {} if room.whole else self.rooms[room.room_id]
+            kept = {key: event_id for key, event_id in known.items() if key not in room.removed}
+            self.rooms[room.room_id] = {**kept, **by_key(room.state), **by_key(room.timeline)}
+        for room in (*answer.invited, *answer.knocked):
+            self.rooms.pop(room.room_id, None)
+            self.pending[room.room_id] = room.membership
+        return answer
