@@ -83,7 +83,7 @@ _WORDS = {
     "IgnoredUser.user_id": "the user who ignores",
     "IgnoredUser.ignored_user_id": "the user whose messages are not shown",
     "Room.create_event_id": "the create event; null while that is not here",
-    "Room.current_state_unresolved": "the state at a leaf is not known: no rows in `CurrentState`",
+    "Room.current_state_unresolved": "the state at a forward extremity is not known: no rows in `CurrentState`",
     "Room.visibility_unresolved": "the state at an event is not known: no rows in `EventVisibility`",
     "StateGroup.id": "the group; IDs of a room ascend in the order of creation",
     "StateGroupDelta.chain": "ID of the first group of the chain",

@@ -122,8 +122,6 @@ class _CheckedStates(RoomStates):
         super().__init__(version, events, stored)
         self.digests = Digests(self.builder)
         self.differing: list[str] = []
-        self.kept: dict[str, int] = {}
-        """Event -> its stored group, for events whose state before was taken as stored."""
         self.stored_groups = StoredGroups((), ())
         self._told = told
 
@@ -136,7 +134,6 @@ class _CheckedStates(RoomStates):
             if self.digests.of(known) == self.stored_groups.digests[group]:
                 return known
             self.differing.append(event.event_id)
-        self.kept[event.event_id] = group
         state = self.stored_groups.state(group)
         # A resolution above this state walks the auth chains of all its entries. Some of them may be assigned later.
         for entry in state.values():

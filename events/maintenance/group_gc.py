@@ -33,7 +33,7 @@ FROM state_stategroup g LEFT JOIN LATERAL (
     SELECT true AS needed, bool_or(e.state_key IS NOT NULL AND e.rejected_reason IS NULL) AS changes_state
     FROM events_event e WHERE e.state_group = g.id AND e.topological_ordering >= %(cut)s HAVING count(*) > 0
 ) AS used ON true
-WHERE g.room_id = %(room)s AND g.id > %(above)s ORDER BY g.id
+WHERE g.room_id = %(room)s ORDER BY g.id
 """
 _ROOMS = "SELECT DISTINCT room_id FROM state_stategroup ORDER BY room_id"
 _LOCK_ROOM = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
@@ -137,19 +137,17 @@ def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollec
     return collection_of(groups, needed)
 
 
-def needed_groups(
-    room_id: str, using: str, cut: int | None = None, above: int = 0
-) -> tuple[list[GroupPlace], set[int], set[int]]:
+def needed_groups(room_id: str, using: str, cut: int | None = None) -> tuple[list[GroupPlace], set[int], set[int]]:
     """Returns three collections of groups: all of the room, ascending; the needed ones; those that accepted state events have.
 
-    Only groups with IDs above ``above`` are read, and events below depth ``cut`` do not count. For a group of an accepted
-    state event, the group right below is needed, too, because it is the state before the event.
+    Events below depth ``cut`` do not count. For a group of an accepted state event, the group right below is needed, too,
+    because it is the state before the event.
     """
     groups: list[GroupPlace] = []
     needed: set[int] = set()
     steps: set[int] = set()
     with connections[using].cursor() as cursor:
-        cursor.execute(_PLACES, {"room": room_id, "cut": -(2**63) if cut is None else cut, "above": above})
+        cursor.execute(_PLACES, {"room": room_id, "cut": -(2**63) if cut is None else cut})
         for group, prev, chain, has_event, changes_state in cursor.fetchall():
             groups.append(GroupPlace(group, prev, chain))
             if has_event:

@@ -46,11 +46,6 @@ class SharedRooms:
     late: frozenset[str] = frozenset()
     late_met: frozenset[str] = frozenset()
 
-    @property
-    def changed(self) -> bool:
-        """Returns true if any room or contact was gained or lost."""
-        return bool(self.rooms_come or self.rooms_gone or self.users_come or self.users_gone)
-
 
 @dataclass(frozen=True, slots=True)
 class Known:

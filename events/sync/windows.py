@@ -59,7 +59,6 @@ class Timeline:
 
     events: list[ServedEvent] = field(default_factory=list)
     more: bool = False
-    gap: bool = False
 
 
 @dataclass(slots=True)
