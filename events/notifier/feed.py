@@ -34,7 +34,7 @@ from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.reading import cache_feed
 from streams.reading.cache_feed import Shown
-from streams.reading.pokes import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
@@ -219,7 +219,7 @@ class NotifierFeed:
         """Has the listener's thread feed facts that this process has completed itself."""
         self._listener.nudge()
 
-    def heard(self, pokes: Sequence[PositionNotification]) -> None:
+    def heard(self, notifications: Sequence[PositionNotification]) -> None:
         """Feeds what these notifications announce, before their positions are shown.
 
         An empty list means to look at all stored positions. Called in the listener's thread, and in threads that move
@@ -229,8 +229,8 @@ class NotifierFeed:
             with self._feeding, self._feeding_connection.cursor() as cursor:
                 if not self.is_hearing:  # the first time, or cleared since
                     self._begin(cursor)
-                elif pokes:
-                    self._feed_pokes(cursor, pokes)
+                elif notifications:
+                    self._feed_pokes(cursor, notifications)
                 else:
                     self._look(cursor, None)
         except _Restored:
@@ -297,19 +297,21 @@ class NotifierFeed:
             stream.note(row.writer, row.token, row.row)
         return stream
 
-    def _feed_pokes(self, cursor: Any, pokes: Sequence[PositionNotification]) -> None:
+    def _feed_pokes(self, cursor: Any, notifications: Sequence[PositionNotification]) -> None:
         look: set[str] = set()
         reaches: Reaches = {}
-        for poke in pokes:
-            stream = self.memory.streams.get(poke.stream)
+        for notification in notifications:
+            stream = self.memory.streams.get(notification.stream)
             if stream is None:
-                if concerns_of(poke.stream) is not None:  # the stream got its rule after the memory was filled
-                    look.add(poke.stream)
+                if concerns_of(notification.stream) is not None:  # the stream got its rule after the memory was filled
+                    look.add(notification.stream)
             # The set of writers changed, or the stream is fed by its linear position: one writer's position is not enough.
-            elif poke.position is None or stream.in_memory or not stream.knows(poke.writer):
-                look.add(poke.stream)
-            elif poke.position > stream.positions[poke.writer]:
-                reaches[poke.stream, poke.writer] = max(poke.position, reaches.get((poke.stream, poke.writer), 0))
+            elif notification.position is None or stream.in_memory or not stream.knows(notification.writer):
+                look.add(notification.stream)
+            elif notification.position > stream.positions[notification.writer]:
+                reaches[notification.stream, notification.writer] = max(
+                    notification.position, reaches.get((notification.stream, notification.writer), 0)
+                )
         if look:
             self._look(cursor, sorted(look))
         if reaches:

@@ -30,7 +30,7 @@ from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.reading import cache_feed
-from streams.reading.pokes import PositionNotification
+from streams.reading.position_notifications import PositionNotification
 from streams.runtime.logs import get_logger
 from streams.writing import process, writer
 
@@ -210,12 +210,12 @@ def _own_moved(using: str) -> None:
         feed.own_moved()
 
 
-def _before_advance(using: str, pokes: Sequence[PositionNotification]) -> None:
+def _before_advance(using: str, notifications: Sequence[PositionNotification]) -> None:
     feed = _feeds.get(using)
     if feed is None or not feed.is_hearing:  # an empty memory gives no wrong answer, and its own thread fills it
         return
     try:
-        feed.heard(pokes)
+        feed.heard(notifications)
     except driver.DatabaseError as error:  # the memory is cleared then, so it gives no wrong answer
         log.warning("hot.not_hearing", error=str(error).strip())
 

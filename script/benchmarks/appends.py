@@ -20,7 +20,7 @@ from script.benchmarks.report import Report, median_ratio, rounds
 from streams import registry
 from streams.db import driver
 from streams.models import CacheInvalidation
-from streams.reading.pokes import CHANNEL
+from streams.reading.position_notifications import CHANNEL
 from streams.writing import process
 
 SECONDS = 1.0

@@ -19,7 +19,7 @@ from streams.follow.handlers import Handler, handlers_of
 from streams.follow.lease import ReaderLock
 from streams.follow.socket_loop import SocketLoop
 from streams.follow.table_loop import FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS, HandlerLoop, TableLoop
-from streams.reading.pokes import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener, PositionNotification
 from streams.replication.client.connection import Connector
 from streams.runtime.logs import Condition, get_logger
 
@@ -181,8 +181,8 @@ class Reader:
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 
-    def _hear(self, pokes: list[PositionNotification]) -> None:
-        streams = {poke.stream for poke in pokes}
+    def _hear(self, notifications: list[PositionNotification]) -> None:
+        streams = {notification.stream for notification in notifications}
         for lane in self._lanes:
-            if not pokes or lane.handler.stream in streams:  # an empty list: notifications may have been lost
+            if not notifications or lane.handler.stream in streams:  # an empty list: notifications may have been lost
                 lane.wake()

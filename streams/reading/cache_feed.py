@@ -30,7 +30,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.db import driver
 from streams.errors import ResyncNeeded
-from streams.reading.pokes import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, rows_that_are_there
 from streams.runtime.logs import get_logger
@@ -122,7 +122,7 @@ class CacheFeed:
         self._listener.stop()
         self._connection.close()
 
-    def heard(self, pokes: list[PositionNotification]) -> None:
+    def heard(self, notifications: list[PositionNotification]) -> None:
         """Reads the streams that the notifications name, and drops the values that became outdated.
 
         Reads all streams if there are no notifications. Does the same after an error, whatever the notifications name.
@@ -131,7 +131,7 @@ class CacheFeed:
         with self._lock, self._connection.cursor() as cursor:
             if not self.is_hearing:
                 self._begin_epoch(cursor)
-            names = {poke.stream for poke in pokes} if self.is_hearing else set()
+            names = {notification.stream for notification in notifications} if self.is_hearing else set()
             self._catch_up(cursor, names or None)
             self.is_hearing = True  # set last: no value may be kept before the cursors are up to date
         self._begun.set()
@@ -301,11 +301,11 @@ def before_advance(
     streams: Collection[str] | None = None,
     cursor: Any = None,
     using: str | None = None,
-    pokes: Sequence[PositionNotification] = (),
+    notifications: Sequence[PositionNotification] = (),
 ) -> None:
     """Drops outdated values before positions of these streams (None: of any) become visible in this process.
 
-    Does nothing where nothing is cached. Uses the feed's own connection unless a ``cursor`` is given. ``pokes`` are the
+    Does nothing where nothing is cached. Uses the feed's own connection unless a ``cursor`` is given. ``notifications`` are the
     notifications that caused the call, if any; the observers get them. Blocks.
     """
     alias = using or stream_settings().database
@@ -313,7 +313,7 @@ def before_advance(
     if feed is not None:
         feed.before_advance(streams, cursor)
     for tell in observers:
-        tell(alias, pokes)
+        tell(alias, notifications)
 
 
 def before_shown(found: Positions, using: str | None = None) -> None:

@@ -29,7 +29,7 @@ from streams.core.tracker import PositionTracker, TrackerState
 from streams.db import driver
 from streams.errors import TokenError, WaitTimedOut
 from streams.reading import cache_feed
-from streams.reading.pokes import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, writer_names
 from streams.waiting.waiters import TokenWaiter, Waiters, missing
@@ -240,19 +240,27 @@ class _View:
         """Wakes waiters after this process completed facts of its own. Called in the thread that completed them."""
         self._wake()
 
-    def _heard(self, pokes: list[PositionNotification]) -> None:
+    def _heard(self, notifications: list[PositionNotification]) -> None:
         """Applies notifications, in the listener's thread. An empty list means: read all positions from the table."""
-        look = {poke.stream for poke in pokes if poke.position is None or self._may_start_anew(poke.stream)}
+        look = {
+            notification.stream
+            for notification in notifications
+            if notification.position is None or self._may_start_anew(notification.stream)
+        }
         # The order: read the positions, let the caches drop what they make old, only then let callers see them. In another
         # order, A is woken at 7 and reads a cached value of before fact 7.
-        looked = self._look(sorted(look) if pokes else None) if look or not pokes else None
-        cache_feed.before_advance({poke.stream for poke in pokes} or None, using=self._using, pokes=pokes)
+        looked = self._look(sorted(look) if notifications else None) if look or not notifications else None
+        cache_feed.before_advance(
+            {notification.stream for notification in notifications} or None,
+            using=self._using,
+            notifications=notifications,
+        )
         if looked is not None:
             self._learn(*looked)
         with self._lock:
-            for poke in pokes:
-                if poke.position is not None and poke.stream not in look:
-                    self._trackers[poke.stream].advance(poke.writer, poke.position)
+            for notification in notifications:
+                if notification.position is not None and notification.stream not in look:
+                    self._trackers[notification.stream].advance(notification.writer, notification.position)
         self._wake()
 
     def _may_start_anew(self, stream: str) -> bool:

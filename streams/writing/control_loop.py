@@ -21,7 +21,7 @@ from streams.core.positions import ACTIVE, active_and_retired
 from streams.db import driver
 from streams.errors import StreamError
 from streams.reading import cache_feed
-from streams.reading.pokes import CHANNEL, NotificationFilter, PositionNotification
+from streams.reading.position_notifications import CHANNEL, NotificationFilter, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.trust import OneTimeWords
 from streams.runtime.logs import Condition, get_logger
@@ -233,10 +233,10 @@ class ControlLoop:
         # With a new control connection or name, nothing counts that was proved or read under the old one.
         if self._judge.own != own:
             self._judge, self._looked = NotificationFilter(own), {}
-        pokes = self._judge.judge(heard, lambda: nullcontext(cursor))
-        looks = {poke.stream for poke in pokes if poke.position is None}
+        notifications = self._judge.judge(heard, lambda: nullcontext(cursor))
+        looks = {notification.stream for notification in notifications if notification.position is None}
         try:
-            self._take_over(cursor, heard, pokes, looks)
+            self._take_over(cursor, heard, notifications, looks)
         except BaseException:
             self._judge.look_again(looks)  # the filter names a stream to read only once, so give it back
             raise
@@ -246,29 +246,35 @@ class ControlLoop:
         self,
         cursor: Any,
         heard: Sequence[tuple[int, str]],
-        pokes: Sequence[PositionNotification],
+        notifications: Sequence[PositionNotification],
         looks: Collection[str],
     ) -> None:
         """Applies notifications to the trackers of this process, after reading the table for the streams in ``looks``."""
         # The table first: what is read now covers everything that was received. B enters the stream at 5 and reserves 6, C
         # announces 7. If 7 were applied before B is known, the linear position would pass 6.
         found = self._look(cursor, looks)
-        if pokes:
-            cache_feed.before_advance({poke.stream for poke in pokes}, cursor, self._writer.using, pokes)
+        if notifications:
+            cache_feed.before_advance(
+                {notification.stream for notification in notifications}, cursor, self._writer.using, notifications
+            )
         for stream, stored in found.items():
             self._writer.trackers[stream].learn(*active_and_retired(stored))
         came: set[str] = set()
-        for poke in pokes:
-            if poke.position is not None:
-                if poke.writer == self._writer.name:
-                    came.add(poke.stream)
-                self._advance(poke.stream, poke.writer, poke.position, came)
+        for notification in notifications:
+            if notification.position is not None:
+                if notification.writer == self._writer.name:
+                    came.add(notification.stream)
+                self._advance(notification.stream, notification.writer, notification.position, came)
         said = [
             PositionNotification.parse(payload)
             for session, payload in heard
             if (session, self._writer.name) == self._judge.own
         ]
-        came |= {poke.stream for poke in said if poke.writer == self._writer.name and poke.position is not None}
+        came |= {
+            notification.stream
+            for notification in said
+            if notification.writer == self._writer.name and notification.position is not None
+        }
         self._writer.tenure.entering -= came  # only now: after an error, a repetition must find it unchanged
 
     def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from streams.conf import stream_settings
 from streams.core import lookup
 from streams.db import driver
-from streams.reading.pokes import notify_position
+from streams.reading.position_notifications import notify_position
 from streams.runtime.logs import get_logger
 from streams.runtime.silence import silent_seconds_sql
 

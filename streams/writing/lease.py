@@ -13,7 +13,7 @@ from streams.core.bound import BoundStream
 from streams.core.names import check_name, is_pattern, numbered_name
 from streams.db import driver
 from streams.errors import WriterBusy, WriterNameTaken
-from streams.reading.pokes import CHANNEL, notify_position
+from streams.reading.position_notifications import CHANNEL, notify_position
 
 __all__ = [
     "ACTIVE_STREAMS",

@@ -45,7 +45,7 @@ from streams.errors import (
     WriterNotAllowed,
     WriterRetired,
 )
-from streams.reading.pokes import CHANNEL
+from streams.reading.position_notifications import CHANNEL
 from streams.reading.rows import stored_positions
 from streams.runtime.logs import get_logger
 from streams.runtime.masking import masked_command

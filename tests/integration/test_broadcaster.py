@@ -188,7 +188,7 @@ def test_clients_stay_and_miss_nothing_when_the_database_connection_breaks(port)
     with positioned(port) as client, session() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name ~ '^replsite (broadcaster|pokes broad)'"
+            " WHERE datname = current_database() AND application_name ~ '^replsite (broadcaster|notifications broad)'"
         )
         wanted = append(5)
         client.read_until(lambda line: line.startswith(f"RDATA caches master {wanted[-1]} "))

@@ -1,7 +1,8 @@
 """Whichever thread makes a round, what was heard counts in the order in which it came, and nothing that was lost is forgotten.
 
-The danger: a writer comes back and writes a fact, another one writes the next. Who believes the second poke before the first
-takes the one that came back for retired, tells followers that it has nothing up to there, and never reads its fact.
+The danger: a writer comes back and writes a fact, another one writes the next. If the second notification counts before
+the first, the one that came back is taken for retired, followers get to know that it has nothing up to there, and its fact
+is never read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from django.db import connection
 from streams.conf import stream_settings
 from streams.db.driver import OperationalError
 from streams.models import StreamPosition
-from streams.reading.pokes import PositionNotification
+from streams.reading.position_notifications import PositionNotification
 from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server import broadcast_reader
 from streams.replication.server.broadcaster import Broadcaster
@@ -38,16 +39,16 @@ class Heard:
         self.peer = ChannelClient("here", "localhost")
         self.broadcaster.join(self.peer)
 
-    async def hear(self, *pokes: PositionNotification) -> None:
+    async def hear(self, *notifications: PositionNotification) -> None:
         """As the listener's thread does; then the loop does what it was asked to."""
         self.broadcaster._loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self.broadcaster._poked, list(pokes))
+        await asyncio.to_thread(self.broadcaster._notified, list(notifications))
         await asyncio.sleep(0)
 
-    async def hear_beside_a_round(self, *pokes: PositionNotification) -> None:
+    async def hear_beside_a_round(self, *notifications: PositionNotification) -> None:
         """While another thread is at a round."""
         with self.broadcaster._in_round:
-            await self.hear(*pokes)
+            await self.hear(*notifications)
 
     async def facts(self) -> list[bytes]:
         """Everything that the client was sent, after whatever is still to be done."""

@@ -19,7 +19,7 @@ from streams.errors import BadCacheKey
 from streams.load_generator import generator
 from streams.models import CacheInvalidation, StreamPosition
 from streams.reading import cache_feed
-from streams.reading.pokes import PositionNotification
+from streams.reading.position_notifications import PositionNotification
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word, word_later
 from tests.support import session as test_session
@@ -307,7 +307,7 @@ def test_lost_connection_comes_back_and_catches_up():
     listener = feed()._listener
     with session() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'replsite pokes caches%'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'replsite notifications caches%'"
         )
     store_quietly("a", "2")
     wait_until(lambda: cache_feed._feeds["default"].is_hearing, 20.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from streams.reading import cache_feed
-from streams.reading.pokes import notify_position
+from streams.reading.position_notifications import notify_position
 from streams.writing.process import current_writer
 from tests.support.waiting import wait_until
 from tests.support.writing import append, other_writer
@@ -18,11 +18,11 @@ def test_a_poke_that_met_an_error_is_taken_over_again(monkeypatch):
     tracker = current_writer().trackers["caches"]
     real, failed = cache_feed.before_advance, []
 
-    def fail_once(streams=None, cursor=None, using=None, pokes=()):
-        if any(one.writer == "late" for one in pokes) and not failed:
-            failed.append(pokes)
+    def fail_once(streams=None, cursor=None, using=None, notifications=()):
+        if any(one.writer == "late" for one in notifications) and not failed:
+            failed.append(notifications)
             raise RuntimeError("canceling statement due to statement timeout")
-        real(streams, cursor, using, pokes)
+        real(streams, cursor, using, notifications)
 
     monkeypatch.setattr(cache_feed, "before_advance", fail_once)
     with other_writer("late") as cursor:

@@ -146,8 +146,8 @@ def test_own_facts_cover_none_of_a_writer_that_has_just_come_back(monkeypatch):
         before, lower = cursor.fetchone()
         south = StreamPosition.objects.create(stream=name, instance_name="south", position=before, state="retired")
         assert notifier.now(name) == VectorToken(before)
-        monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, pokes: None)
-        monkeypatch.setattr(notifier._feed(None)._listener, "_on_heard", lambda pokes: None)
+        monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, notifications: None)
+        monkeypatch.setattr(notifier._feed(None)._listener, "_on_heard", lambda notifications: None)
         StreamPosition.objects.filter(pk=south.pk).update(state="active")
         devices_changed([BOB])
         own = registry.get(name).current().maximum("master")
@@ -230,7 +230,7 @@ def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
 def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch):
     """The current state changes with the commit, the position a moment later; in between the rooms are the old ones."""
     notifier.look(ALICE, START)
-    monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, pokes: None)
+    monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, notifications: None)
     position, _ = other.do("join", room.room_id, BOB)
     found = notifier.look(BOB, START)
     assert not found.now.covers("other", position)
@@ -253,7 +253,7 @@ def test_rooms_of_users_that_somebody_names_are_read_again(room):
 # --- losing track ---------------------------------------------------------------------------------------------------
 
 
-CONNECTIONS = ("replsite pokes hot", "replsite hot", "replsite rooms of users")
+CONNECTIONS = ("replsite notifications hot", "replsite hot", "replsite rooms of users")
 
 
 def cut(name: str) -> None:
@@ -265,7 +265,7 @@ def cut(name: str) -> None:
 
 def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
     since = notifier.look(ALICE, START).now
-    cut("replsite pokes hot")
+    cut("replsite notifications hot")
     position, _ = other.do("send", room.room_id, ALICE)
     for _ in range(50):
         found = notifier.look(ALICE, since)

@@ -139,7 +139,7 @@ def test_a_lost_connection_wakes_everybody_to_look_again(room):
     caller = Waiting(ALICE)
     with session() as cursor:
         cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'replsite pokes hot'"
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'replsite notifications hot'"
         )
     assert caller.end()
 

@@ -16,7 +16,7 @@ from django.db import connection, transaction
 from streams import registry
 from streams.caching import cached
 from streams.follow import Begin, Chunk, Handler, Reader
-from streams.reading import cache_feed, pokes
+from streams.reading import cache_feed, position_notifications
 from streams.testing import forget_writers
 from streams.writing import side_effects
 from streams.writing.process import current_writer
@@ -189,7 +189,7 @@ def test_a_commit_whose_answer_was_lost():
             connection.connection.cursor().execute("COMMIT")  # Django has no answer, and calls no hook
             with session() as cursor:
                 cursor.execute("UPDATE streams_streamposition SET position = %s WHERE stream = 'caches'", [token])
-                pokes.notify_position(cursor, "caches", "master")
+                position_notifications.notify_position(cursor, "caches", "master")
             registry.get("caches").wait_for(token, 20.0)
             seen: list[str | None] = []
             in_thread(lambda: seen.append(word("a"))).join()

@@ -27,7 +27,7 @@ from streams.errors import EpochChanged, TokenError
 from streams.homeserver import append
 from streams.homeserver import typing as typing_users
 from streams.models.catalog import Presence
-from streams.reading.pokes import PositionNotification
+from streams.reading.position_notifications import PositionNotification
 from streams.writing.new_life import begin_anew
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS, chatter, talkers
@@ -186,8 +186,8 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
     client = SyncClient(ALICE)
     feed = NotifierFeed._feed_pokes
 
-    def all_but_events(self: NotifierFeed, cursor: object, pokes: Sequence[PositionNotification]) -> None:
-        feed(self, cursor, [poke for poke in pokes if poke.stream != "events"])
+    def all_but_events(self: NotifierFeed, cursor: object, notifications: Sequence[PositionNotification]) -> None:
+        feed(self, cursor, [notification for notification in notifications if notification.stream != "events"])
 
     monkeypatch.setattr(NotifierFeed, "_feed_pokes", all_but_events)
     other.do("leave", room.room_id, BOB)
@@ -345,7 +345,7 @@ def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     client = SyncClient(ALICE)
     feed = notifier._feed(None)
     feed.memory.forget()
-    monkeypatch.setattr(feed, "heard", lambda pokes: None)
+    monkeypatch.setattr(feed, "heard", lambda notifications: None)
     append.push_rules_changed(ALICE)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
     answer = client.sync()

@@ -1,4 +1,4 @@
-"""``wait_for``: until this process sees a position, woken by pokes and by its own commits, in time and never too early."""
+"""``wait_for``: until this process sees a position, woken by notifications and by its own commits, in time, never too early."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_woken_after_the_connection_was_lost(north):
     thread = in_thread(lambda: done.append(stream().wait_for(9, 30)))
     wait_until(wait.waiting)
     with session() as cursor:
-        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes waiting'")
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite notifications waiting'")
         terminate(cursor.fetchone()[0])
     north(9)
     thread.join()
@@ -203,7 +203,7 @@ def test_what_was_seen_before_a_restore_is_not_there(north):
     with session() as cursor:
         epochs.begin_epoch(cursor, "test")
         cursor.execute("UPDATE streams_streamposition SET position = 5 WHERE instance_name = 'north'")
-        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite pokes waiting'")
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite notifications waiting'")
         terminate(cursor.fetchone()[0])
     wait_until(lambda: wait._views["default"].seen("caches").linear == 5, 10)
     with pytest.raises(WaitTimedOut):
@@ -281,6 +281,6 @@ def test_stream_that_starts_anew_is_waited_for_anew():
     retire_all()
     after = one()
     assert after < before
-    wait_until(lambda: typing.wait_for(after, 10).base < before)  # its poke has been heard
+    wait_until(lambda: typing.wait_for(after, 10).base < before)  # its notification has been heard
     with pytest.raises(WaitTimedOut):
         typing.wait_for(before, 0.3)

@@ -22,7 +22,7 @@ from streams.homeserver import typing
 from streams.load_generator import generator
 from streams.models import StreamPosition
 from streams.models.catalog import TypingUser
-from streams.reading.pokes import CHANNEL, PositionNotification, notify_position
+from streams.reading.position_notifications import CHANNEL, PositionNotification, notify_position
 from streams.stream import Stream
 from streams.testing import forget_writers
 from streams.writing import append as appends

@@ -23,7 +23,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
 from streams.reading import cache_feed
-from streams.reading.pokes import PositionNotification
+from streams.reading.position_notifications import PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, rows_that_are_there
 from streams.replication.errors import DatabaseRestored
@@ -93,14 +93,14 @@ class BroadcastReader:
         """True if ``_epoch`` was read on the present connection, and not from a standby."""
         self._connection = driver.KeptConnection(using, name, reads_in_order=True)
 
-    def hear(self, pokes: Sequence[PositionNotification]) -> None:
+    def hear(self, notifications: Sequence[PositionNotification]) -> None:
         """Queues received notifications for the next round. An empty list means that some may be lost.
 
         Called by the listener's thread alone, before it requests a round.
         """
         with self._hearing:
-            if pokes and len(self._waiting) + len(pokes) <= MOST_WAITING:
-                self._waiting.extend(pokes)
+            if notifications and len(self._waiting) + len(notifications) <= MOST_WAITING:
+                self._waiting.extend(notifications)
             else:
                 self._waiting = [None]
 
@@ -166,7 +166,7 @@ class BroadcastReader:
             return self._look(cursor, None)
         if None in heard:
             self._heard.forget()
-        if unclear := self._heard.hear((poke for poke in heard if poke is not None), only):
+        if unclear := self._heard.hear((notification for notification in heard if notification is not None), only):
             self._look(cursor, unclear)
         return self._heard.of(only)
 

@@ -24,7 +24,7 @@ from streams import registry
 from streams.conf import StreamSettings, stream_settings
 from streams.core.names import is_pattern
 from streams.db import driver
-from streams.reading.pokes import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener, PositionNotification
 from streams.replication.common.command_counts import CommandCounts
 from streams.replication.common.reader_rows import ReaderRows
 from streams.replication.errors import DatabaseRestored
@@ -172,7 +172,7 @@ class Broadcaster:
         """
         self._loop = asyncio.get_running_loop()
         self._announcer.start(await self._in_thread(self._backlog.snapshot))
-        self._pokes = PositionListener(self._poked, self.settings.database, "broadcaster")
+        self._pokes = PositionListener(self._notified, self.settings.database, "broadcaster")
         await self._in_thread(self._pokes.start)
         self._tasks = [
             self._loop.create_task(self._broadcast(), name="broadcast"),
@@ -325,17 +325,19 @@ class Broadcaster:
 
     # --- rounds ---------------------------------------------------------------------------------------------------
 
-    def _poked(self, pokes: list[PositionNotification]) -> None:
+    def _notified(self, notifications: list[PositionNotification]) -> None:
         """Queues notifications, and makes a round of them in the listener's thread if no other round is under way.
 
         Handing the round to the loop, and from there to the database thread, would cost three changes of thread between a
         commit and its followers. That is as much as all the work.
         """
-        self._backlog.hear(pokes)  # first: the next round must take all that came before it, in whichever thread
+        self._backlog.hear(
+            notifications
+        )  # first: the next round must take all that came before it, in whichever thread
         loop = self._loop
         if loop is None or loop.is_closed():
             return
-        streams = {poke.stream for poke in pokes}
+        streams = {notification.stream for notification in notifications}
         if not streams or not self.peers or not self._in_round.acquire(blocking=False):
             loop.call_soon_threadsafe(self._look_at, streams)
             return

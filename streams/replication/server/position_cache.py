@@ -1,8 +1,8 @@
 """Stored positions, as the last read of their table and the notifications since then give them.
 
 A notification with a position was sent by the session of its writer's lock
-(``streams.reading.pokes.NotificationFilter``), in the commit that stores the position. So the position of a known writer
-need not be read again, which saves a round trip between a commit and its followers.
+(``streams.reading.position_notifications.NotificationFilter``), in the commit that stores the position. So the position of
+a known writer need not be read again, which saves a round trip between a commit and its followers.
 
 In all other cases the table is read: after a notification without a position, of an unknown or retired writer, or below
 the known position. It is also read after each notification of a stream whose generation may change, because a late one
@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from streams.core.positions import RETIRED
-from streams.reading.pokes import PositionNotification
+from streams.reading.position_notifications import PositionNotification
 from streams.reading.rows import StoredPosition
 
 __all__ = ["PositionCache"]
@@ -49,7 +49,7 @@ class PositionCache:
         else:
             self._known.update({stream: found.get(stream, {}) for stream in only})
 
-    def hear(self, pokes: Iterable[PositionNotification], wanted: Collection[str] = ()) -> set[str]:
+    def hear(self, notifications: Iterable[PositionNotification], wanted: Collection[str] = ()) -> set[str]:
         """Applies notifications, and returns the streams that have to be read from the table nevertheless.
 
         Streams in ``wanted`` that are not known are among them.
@@ -57,13 +57,13 @@ class PositionCache:
         unclear = set(wanted) - self._known.keys()
         # In commit order, without gaps. Otherwise: a writer returns at 5, another one commits 6. If the second notification came
         # first, followers would have received that the returning writer has no facts up to 6.
-        for poke in pokes:
-            known = self._known.get(poke.stream, {}).get(poke.writer)
-            is_told = known is not None and known.state != RETIRED and poke.stream not in self._may_begin_anew
-            if known is None or not is_told or poke.position is None or poke.position < known.position:
-                unclear.add(poke.stream)
+        for notification in notifications:
+            known = self._known.get(notification.stream, {}).get(notification.writer)
+            is_told = known is not None and known.state != RETIRED and notification.stream not in self._may_begin_anew
+            if known is None or not is_told or notification.position is None or notification.position < known.position:
+                unclear.add(notification.stream)
             else:
-                self._known[poke.stream][poke.writer] = replace(known, position=poke.position)
+                self._known[notification.stream][notification.writer] = replace(known, position=notification.position)
         return unclear
 
     def of(self, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:

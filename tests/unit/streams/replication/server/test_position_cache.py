@@ -1,4 +1,4 @@
-"""Positions as pokes tell them: taken over when they say all, looked up when they do not."""
+"""Positions as notifications tell them: taken over when they say all, looked up when they do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from streams.reading.pokes import PositionNotification
+from streams.reading.position_notifications import PositionNotification
 from streams.reading.rows import StoredPosition
 from streams.replication.server.position_cache import PositionCache
 
@@ -41,7 +41,7 @@ def test_a_poke_that_tells_nothing_new_is_no_reason_to_look(heard):
 
 
 @pytest.mark.parametrize(
-    "poke",
+    "notification",
     [
         PositionNotification("caches", "north", None),
         PositionNotification("caches", "newcomer", 9),
@@ -51,9 +51,9 @@ def test_a_poke_that_tells_nothing_new_is_no_reason_to_look(heard):
     ],
     ids=["the set of writers changed", "unknown", "comes back", "began anew", "stream not seen yet"],
 )
-def test_what_a_poke_does_not_tell_is_looked_up(heard, poke):
+def test_what_a_poke_does_not_tell_is_looked_up(heard, notification):
     before = positions(heard)
-    assert heard.hear([poke, PositionNotification("caches", "north", 5)]) == {poke.stream}
+    assert heard.hear([notification, PositionNotification("caches", "north", 5)]) == {notification.stream}
     assert positions(heard) == before
 
 

@@ -1,4 +1,4 @@
-"""Pokes: heard while connected, repaired by looking after every connection."""
+"""Notifications: heard while connected, repaired by looking after every connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from streams.reading.pokes import PositionListener, PositionNotification
+from streams.reading.position_notifications import PositionListener, PositionNotification
 from tests.support.waiting import wait_until
 from tests.support.writing import append, session, terminate
 
@@ -23,7 +23,7 @@ class Ear:
         self.listener.start()
 
     def all(self) -> list[PositionNotification]:
-        return [poke for pokes in self.heard for poke in pokes]
+        return [notification for notifications in self.heard for notification in notifications]
 
 
 @pytest.fixture
@@ -53,8 +53,8 @@ def test_a_lost_connection_comes_back_with_a_look_at_everything(ear):
 def test_a_callback_that_fails_does_not_end_the_listening():
     heard: list[int] = []
 
-    def fails(pokes: list[PositionNotification]) -> None:
-        heard.append(len(pokes))
+    def fails(notifications: list[PositionNotification]) -> None:
+        heard.append(len(notifications))
         raise RuntimeError("for the test")
 
     listener = PositionListener(fails)
@@ -72,7 +72,7 @@ def test_stopping_leaves_neither_thread_nor_session():
     wait_until(lambda: ear.heard)
     pid = ear.listener._connection.info.backend_pid
     ear.listener.stop()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("replsite-pokes")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("replsite-notifications")]
     with session() as cursor:
 
         def gone() -> bool:
@@ -83,7 +83,7 @@ def test_stopping_leaves_neither_thread_nor_session():
 
 
 @pytest.mark.parametrize(
-    ("payload", "poke"),
+    ("payload", "notification"),
     [
         ("events north 12", PositionNotification("events", "north", 12)),
         ("events north", PositionNotification("events", "north", None)),
@@ -93,15 +93,15 @@ def test_stopping_leaves_neither_thread_nor_session():
         ("", PositionNotification("", "", None)),
     ],
 )
-def test_parse(payload, poke):
-    assert PositionNotification.parse(payload) == poke
+def test_parse(payload, notification):
+    assert PositionNotification.parse(payload) == notification
 
 
 class NudgedListener(PositionListener):
     """Counts the nudges that came to its thread."""
 
     def __init__(self) -> None:
-        super().__init__(lambda pokes: None)
+        super().__init__(lambda notifications: None)
         self.threads: list[int] = []
 
     def nudged(self) -> None:

@@ -157,15 +157,18 @@ def _words_of(payload: str) -> str:
 
 
 class PositionListener(NotifyListener[PositionNotification]):
-    """A listener that calls ``on_pokes`` with accepted notifications.
+    """A listener that calls ``on_notifications`` with accepted notifications.
 
     After each (re)connection it calls it with an empty list ("read the table").
     """
 
     def __init__(
-        self, on_pokes: Callable[[list[PositionNotification]], None], using: str | None = None, name: str = "reader"
+        self,
+        on_notifications: Callable[[list[PositionNotification]], None],
+        using: str | None = None,
+        name: str = "reader",
     ) -> None:
-        super().__init__(CHANNEL, on_pokes, using, f"pokes {name}")
+        super().__init__(CHANNEL, on_notifications, using, f"notifications {name}")
         self._judge = NotificationFilter()
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[PositionNotification]:

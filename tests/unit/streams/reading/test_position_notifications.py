@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from streams.db import driver
-from streams.reading import pokes, trust
-from streams.reading.pokes import NotificationFilter, PositionNotification
+from streams.reading import position_notifications, trust
+from streams.reading.position_notifications import NotificationFilter, PositionNotification
 from streams.reading.trust import OneTimeWords
 
 
@@ -48,7 +48,7 @@ class Table:
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(pokes, "time", made)
+    monkeypatch.setattr(position_notifications, "time", made)
     monkeypatch.setattr(trust, "time", made)
     return made
 
