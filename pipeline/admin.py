@@ -9,7 +9,7 @@ from django.contrib import admin
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from events.admin.pretty_json import json_for_people
+from events.admin.pretty_json import pretty_json
 from pipeline import models
 from pipeline.jobs.admin import JobAdmin
 from streams.admin.base import ReadOnlyAdmin
@@ -55,7 +55,7 @@ class QuarantinedLineAdmin(NewestFirstAdmin):
     @admin.display(description="first bytes")
     def first_bytes(self, line: models.QuarantinedLine) -> SafeString:
         """Returns the first bytes of the line, as HTML."""
-        shown = json_for_people(line.content)
+        shown = pretty_json(line.content)
         return format_html('<pre style="white-space: pre-wrap; overflow-wrap: anywhere">{}</pre>', shown)
 
 

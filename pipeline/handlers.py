@@ -6,7 +6,7 @@ from django.db import connections
 
 from events.declarations import EVENTS
 from events.sync.feeds import FEEDS
-from pipeline.feeds.write import Stretch, write_feeds
+from pipeline.feeds.write import StreamRange, write_feeds
 from streams.conf import stream_settings
 from streams.follow import Chunk, View, handles
 from streams.follow.cursors import read_cursor
@@ -22,4 +22,4 @@ def keep_feeds(chunk: Chunk) -> None:
         stored = read_cursor(cursor, FEEDS, EVENTS.name)
         # The stretch begins where the cursor is, not at the first row: positions without events in between belong to it.
         low = stored[0].base if stored is not None else chunk.rows[0].token - 1
-        write_feeds(cursor, Stretch(low, chunk.rows[-1].token), settings.server_name, settings.feed_entries)
+        write_feeds(cursor, StreamRange(low, chunk.rows[-1].token), settings.server_name, settings.feed_entries)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import IO
 
-__all__ = ["make_folder", "open_new", "settle"]
+__all__ = ["fsync_folder", "make_folder", "open_new"]
 
 
 def make_folder(folder: Path) -> None:
@@ -25,7 +25,7 @@ def open_new(path: Path) -> IO[bytes]:
     return os.fdopen(descriptor, "wb")
 
 
-def settle(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Syncs a folder, so that entries created, renamed or removed in it survive a power cut. Raises ``OSError``."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -24,4 +24,4 @@ class ReplsiteConfig(AppConfig):
 
             process.begin()
         if getattr(settings, "REPLSITE_LOG_FORMAT", "") == "json":
-            log_format.catch_the_rest()
+            log_format.log_uncaught()

@@ -31,7 +31,7 @@ def page() -> str:
     parts = [HEAD]
     for name, command in own_commands().items():
         parts += [f"\n## {name}\n\n{_paragraph(parsers[name].description)}\n", _tables(name, parsers[name])]
-        shown = "\n".join(f"manage.py {typed}\n{_wrapped(does, '    ')}" for typed, does in command.told_examples())
+        shown = "\n".join(f"manage.py {typed}\n{_wrapped(does, '    ')}" for typed, does in command.help_examples())
         parts.append(f"\n```text\n{shown}\n```\n")
     return "".join(parts)
 

@@ -253,4 +253,4 @@ def _connection() -> BaseDatabaseWrapper:
 def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
     """Returns true in a transaction with a fixed snapshot: the values that it reads now may be stale already."""
     level = getattr(connection, "isolation_level", None)
-    return connection.in_atomic_block and level is not None and int(level) in driver.FROZEN
+    return connection.in_atomic_block and level is not None and int(level) in driver.SNAPSHOT_LEVELS

@@ -40,9 +40,9 @@ __all__ = [
     "begin_epoch",
     "check_epoch",
     "current_epoch",
-    "epoch_to_see",
-    "is_another_life",
+    "epoch_changed",
     "keep_epoch",
+    "readable_epoch",
     "stamp",
     "unstamp",
     "why_new",
@@ -108,7 +108,7 @@ def current_epoch(cursor: Any) -> str:
     return word if reason is None else _begin(cursor, word, reason, now)
 
 
-def epoch_to_see(cursor: Any) -> str:
+def readable_epoch(cursor: Any) -> str:
     """Returns the present epoch for a role that may only read; empty if the role cannot find it out.
 
     That is the case if the role may not query the identity of the database. It is also the case if a restored database
@@ -122,7 +122,7 @@ def epoch_to_see(cursor: Any) -> str:
         return ""
 
 
-def is_another_life(known: str, found: str) -> bool:
+def epoch_changed(known: str, found: str) -> bool:
     """Returns true if positions read in epoch ``known`` (empty: none were read) are invalid in the present epoch ``found``."""
     return known not in ("", found)
 

@@ -22,7 +22,7 @@ def forget_writers() -> None:
     Also stops the listeners for positions, since the tables are going to be emptied.
     """
     wait.forget_views()
-    cache_feed.forget_feeds()
+    cache_feed.stop_feeds()
     for stop in process.before_leaving:
         stop()
     for writer in list(process._writers.values()):

@@ -20,19 +20,19 @@ from streams.replication.common.command_hooks import subscribe
 from streams.replication.protocol.commands import RemoteServerUp, format_line
 
 __all__ = [
-    "Sight",
+    "LastSeen",
     "federation_acknowledged",
     "is_syncing",
     "last_seen",
     "on_remote_server_up",
     "remote_server_up",
-    "sights",
+    "seen_addresses",
     "users_syncing",
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class LastSeen:
     """A device of a user, seen at an address."""
 
     ip: str
@@ -65,9 +65,9 @@ def last_seen(user_id: str) -> datetime | None:
     return _sights(user_id).values_list("last_seen_at", flat=True).first()
 
 
-def sights(user_id: str) -> list[Sight]:
+def seen_addresses(user_id: str) -> list[LastSeen]:
     """Returns the user's devices and addresses, latest first, at most 1,000."""
-    return [Sight(row.ip, row.device_id, row.user_agent, row.last_seen_at) for row in _sights(user_id)[:1_000]]
+    return [LastSeen(row.ip, row.device_id, row.user_agent, row.last_seen_at) for row in _sights(user_id)[:1_000]]
 
 
 def remote_server_up(server_name: str) -> None:

@@ -18,7 +18,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
 from events.admin.event_page import event_page as context_of_event
-from events.admin.pretty_json import json_for_people
+from events.admin.pretty_json import pretty_json
 from events.admin.room_page import room_page
 from events.models import (
     BackwardExtremity,
@@ -136,7 +136,7 @@ class EventJsonAdmin(ReadOnlyAdmin):
     @admin.display(description="JSON")
     def content(self, event: EventJson) -> SafeString:
         """Returns the stored bytes as indented JSON."""
-        return _preformatted(json_for_people(event.json))
+        return _preformatted(pretty_json(event.json))
 
 
 @admin.register(EventAuth)

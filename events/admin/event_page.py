@@ -14,7 +14,7 @@ from typing import Any
 from django.urls import reverse
 
 from events.admin.links import EventLink, event_links, page_number, room_url, verdict_words
-from events.admin.pretty_json import json_for_people
+from events.admin.pretty_json import pretty_json
 from events.errors import NotCanonical, ReadingError
 from events.format.hashes import content_hash_matches
 from events.format.redaction import prune
@@ -141,7 +141,7 @@ def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
 
 def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] | None) -> dict[str, Any]:
     return {
-        "json": _cut(json_for_people(stored.json)) if stored is not None else None,
+        "json": _cut(pretty_json(stored.json)) if stored is not None else None,
         "pruned": _pruned(stored, content),
         "misfit": event.redacted_by is None and _fits_no_hash(stored, content),
         "json_url": reverse("admin:events_event_json", args=[event.pk]),
@@ -175,7 +175,7 @@ def _pruned(stored: EventJson | None, content: dict[str, Any] | None) -> Text | 
         pruned = prune(content, room_version(stored.room_version))
     except UnknownRoomVersion:
         return None
-    return _cut(json_for_people(json.dumps(pruned).encode()))
+    return _cut(pretty_json(json.dumps(pruned).encode()))
 
 
 def _cut(text: str) -> Text:

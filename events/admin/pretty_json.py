@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["json_for_people"]
+__all__ = ["pretty_json"]
 
 
-def json_for_people(stored: bytes | memoryview) -> str:
+def pretty_json(stored: bytes | memoryview) -> str:
     """Returns indented JSON, or the bytes as text if they are no JSON. The result can always be encoded and displayed."""
     raw = bytes(stored)
     try:

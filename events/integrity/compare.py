@@ -25,8 +25,8 @@ __all__ = [
     "Difference",
     "RoomReport",
     "compare",
-    "concerns",
     "differences",
+    "includes_subject",
 ]
 
 SUBJECTS = ("state", "extremities", "visibility")
@@ -73,7 +73,7 @@ class RoomReport:
 
     def of(self, subject: str) -> int:
         """Returns the number of differences of a subject, also those that are not listed."""
-        return sum(count for (found, _), count in self.totals.items() if concerns(subject, found))
+        return sum(count for (found, _), count in self.totals.items() if includes_subject(subject, found))
 
     def add(self, difference: Difference) -> None:
         """Counts a difference, and lists it unless the list is full."""
@@ -101,7 +101,7 @@ class RoomReport:
         }
 
 
-def concerns(asked: str, subject: str) -> bool:
+def includes_subject(asked: str, subject: str) -> bool:
     """Returns true if a caller who asks for one subject, or for ``EVERYTHING``, includes ``subject``."""
     return asked in (subject, EVERYTHING)
 

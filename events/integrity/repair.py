@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from events.errors import RangesDisagree
 from events.integrity.compare import RoomReport
-from events.integrity.room_mending import find_damage, left_as_it_is, mend_room
-from events.maintenance.restore import tell_of_restored
+from events.integrity.room_mending import find_damage, left_as_it_is, repair_room
+from events.maintenance.restore import invalidate_cached_events
 from events.models import Room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from streams.caching import invalidate_room_state
 from streams.db.consistent_read import long_transaction, read_only_snapshot
 from streams.runtime.gc_pause import collector_paused
@@ -50,15 +50,15 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
         return Resynced(found.report, found.report)
     try:
         with long_transaction(using) as cursor:
-            mended = mend_room(cursor, room_id, subject, found)
+            mended = repair_room(cursor, room_id, subject, found)
             # In the same transaction, so that no process sees the repaired rows without dropping what it cached.
             if mended is not None and mended.moved is not None:
                 invalidate_room_state(room_id, mended.moved)
-                tell_of_restored()
+                invalidate_cached_events()
     except RangesDisagree as error:
         return Resynced(found.report, left_as_it_is(found.report, error))
     del found  # it may be large
-    forget_kept()  # what this process caches of events may be of before the repair
+    clear_caches()  # what this process caches of events may be of before the repair
     after = check_room(room_id, using)
     return None if mended is None or after is None else Resynced(mended.before, after)
 

@@ -13,14 +13,21 @@ from typing import Any
 
 from events.columns import INSERT_INTO
 from events.errors import RangesDisagree
-from events.integrity.compare import COLUMNS_OF_THE_EVENT, Difference, RoomReport, compare, concerns, differences
+from events.integrity.compare import (
+    COLUMNS_OF_THE_EVENT,
+    Difference,
+    RoomReport,
+    compare,
+    differences,
+    includes_subject,
+)
 from events.integrity.expected_rows import Computed, compute, stored_before
 from events.integrity.stored_rows import Mark, read_mark, read_room
 from events.visibility.open_ranges import check_open_ranges
 from state.group_ids import reserve_group_ids
 from state.groups.deltas import GroupBuilder, StoredGroup
 
-__all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "mend_room"]
+__all__ = ["Found", "Mended", "find_damage", "left_as_it_is", "repair_room"]
 
 _LOCK = "SELECT FROM events_room WHERE room_id = %s FOR UPDATE"
 _PUT_STATE = f"""
@@ -100,7 +107,7 @@ class Mended:
 def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
     """Compares all that is stored of a room with its JSON, in the caller's snapshot; null if there is no such room.
 
-    Give the subject if the result is for ``mend_room``.
+    Give the subject if the result is for ``repair_room``.
     """
     rows = read_room(cursor, room_id)
     if rows is None:
@@ -111,7 +118,7 @@ def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found 
     return Found(report, computed, read_mark(cursor, room_id) if wrong else None)
 
 
-def mend_room(cursor: Any, room_id: str, subject: str, found: Found | None = None) -> Mended | None:
+def repair_room(cursor: Any, room_id: str, subject: str, found: Found | None = None) -> Mended | None:
     """Repairs the differences of a subject, in the caller's transaction; returns null if there is no such room.
 
     ``found`` is the result of ``find_damage`` without the lock. It is computed again if the room's rows have changed
@@ -166,7 +173,7 @@ class _Repair:
     def mend(self, subject: str) -> Sequence[str] | None:
         """Repairs every difference of a subject that can be recomputed. Returns ``Mended.moved``."""
         for difference in differences(self._computed):
-            if concerns(subject, difference.subject) and difference.mendable:
+            if includes_subject(subject, difference.subject) and difference.mendable:
                 self._tables[difference.table](difference)
         if self._wrong_states:
             _Groups(self._computed, self._wrong_states, self._cursor).write()

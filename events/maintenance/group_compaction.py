@@ -6,7 +6,7 @@ back and found equal. At last the old groups are deleted like all that no event 
 Further rounds take along what writers meanwhile built on old groups.
 
 The work may be stopped after any transaction: every event always has a group with its state. The next run plans from what
-is stored then. Assumes that no purge of the room runs meanwhile (``events.maintenance.purge_history.only_purge``). Memory
+is stored then. Assumes that no purge of the room runs meanwhile (``events.maintenance.purge_history.purge_lock``). Memory
 grows with the groups of the result.
 """
 
@@ -29,7 +29,7 @@ from state.groups.compaction import Compression, Need, WrittenRows
 from state.store import full_states, reserve_group_ids
 from streams.db.consistent_read import read_only_snapshot
 
-__all__ = ["RoomCompression", "group_rows"]
+__all__ = ["RoomCompaction", "group_rows"]
 
 _ROWS_PER_TRANSACTION = 5_000
 _EVENTS_PER_TRANSACTION = 1_000
@@ -79,7 +79,7 @@ def group_rows(room_id: str, using: str) -> WrittenRows:
         return WrittenRows(*cursor.fetchone())
 
 
-class RoomCompression:
+class RoomCompaction:
     """The compaction of one room's groups. Call ``plan`` first, and ``carry_out`` if the saving is worth it."""
 
     def __init__(self, room_id: str, using: str) -> None:

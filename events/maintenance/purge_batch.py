@@ -22,7 +22,16 @@ from streams.caching import invalidate_room_state
 from streams.conf import stream_settings
 from streams.models import CacheInvalidation
 
-__all__ = ["GOES", "LOWEST", "PURGED", "HistoryPurged", "PurgeRequest", "check_leaves", "purge_batch", "settle_state"]
+__all__ = [
+    "GOES",
+    "LOWEST",
+    "PURGED",
+    "HistoryPurged",
+    "PurgeRequest",
+    "check_forward_extremities",
+    "purge_batch",
+    "recompute_current_state",
+]
 
 POSITION_LIMIT = 2**63
 LOWEST = (-POSITION_LIMIT, -POSITION_LIMIT)
@@ -144,7 +153,7 @@ class HistoryPurged:
     leaves: int = 0
 
 
-def check_leaves(cursor: Any, request: PurgeRequest) -> None:
+def check_forward_extremities(cursor: Any, request: PurgeRequest) -> None:
     """Raises ``PurgeRefused`` if even the deepest forward extremity of the room lies below the cut."""
     cursor.execute(_DEEPEST_LEAF, [request.room_id])
     deepest = cursor.fetchone()[0]
@@ -167,17 +176,19 @@ def purge_batch(
     # Without the lock: at the end of a purge the room is neither locked, nor does its content generation rise.
     cursor.execute(_IS_THERE_MORE, names)
     if not cursor.fetchone()[0]:
-        check_leaves(cursor, request)
+        check_forward_extremities(cursor, request)
         return None
     cursor.execute(f"{_USE_INDEXES}; {_LOCK_ROOM}", [request.room_id])
-    check_leaves(cursor, request)  # under the lock: the forward extremities may be others than at the caller's check
+    check_forward_extremities(
+        cursor, request
+    )  # under the lock: the forward extremities may be others than at the caller's check
     cursor.execute(_PURGE, names)
     found = cursor.fetchone()
     if found is None:
         return None
     deleted, outliers, leaves, freed, *last = found
     if leaves or freed:  # the set of forward extremities may have changed
-        settle_state(cursor, request.room_id, request.using, freed)
+        recompute_current_state(cursor, request.room_id, request.using, freed)
     # Late in the transaction: readers wait for this position until the transaction ends.
     registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
     done.deleted += deleted
@@ -186,7 +197,7 @@ def purge_batch(
     return int(last[0]), int(last[1])
 
 
-def settle_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = ()) -> None:
+def recompute_current_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = ()) -> None:
     """Computes the current state again, after events have left the graph or come back into it, and notifies other processes.
 
     The set of forward extremities may have changed, and with it the current state. This is done in the same way as when a

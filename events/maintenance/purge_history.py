@@ -22,7 +22,15 @@ from django.db import connections, transaction
 
 from events.arguments import can_be_stored
 from events.errors import PurgeRefused, UnknownEvent, UnknownRoom
-from events.maintenance.purge_batch import GOES, LOWEST, PURGED, HistoryPurged, PurgeRequest, check_leaves, purge_batch
+from events.maintenance.purge_batch import (
+    GOES,
+    LOWEST,
+    PURGED,
+    HistoryPurged,
+    PurgeRequest,
+    check_forward_extremities,
+    purge_batch,
+)
 from events.reading.timeline import timeline_place
 from streams.db import driver
 from streams.db.schema_mark import marked_lock
@@ -30,15 +38,15 @@ from streams.db.schema_mark import marked_lock
 __all__ = [
     "HistoryPurged",
     "PurgeRequest",
-    "check_leaves",
+    "check_forward_extremities",
     "count_purged",
     "cut_at_event",
     "cut_at_time",
     "cut_at_token",
-    "deepest_leaf",
+    "deepest_extremity",
     "foresee_history",
-    "only_purge",
     "purge_events",
+    "purge_lock",
     "room_figures",
 ]
 
@@ -156,7 +164,7 @@ def _first(using: str, statement: str, values: Any) -> Sequence[Any] | None:
 
 
 @contextmanager
-def only_purge(room_id: str, using: str) -> Iterator[None]:
+def purge_lock(room_id: str, using: str) -> Iterator[None]:
     """Holds a lock within the block, so that no other session purges the room. Raises ``PurgeRefused`` if one does already."""
     with (
         closing(driver.direct_connection(using, application_name="replsite purge")) as connection,
@@ -175,7 +183,7 @@ def only_purge(room_id: str, using: str) -> Iterator[None]:
                 cursor.execute(_GIVE_BACK, [room_id])
 
 
-def deepest_leaf(room_id: str, using: str) -> int | None:
+def deepest_extremity(room_id: str, using: str) -> int | None:
     """Returns the depth of the room's deepest forward extremity, or null if there is none."""
     found = _first(using, _DEEPEST_LEAF, [room_id])
     return None if found is None else found[0]
@@ -187,7 +195,7 @@ def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int
     Raises ``PurgeRefused``.
     """
     with connections[request.using].cursor() as cursor:
-        check_leaves(cursor, request)
+        check_forward_extremities(cursor, request)
         cursor.execute(_FORESEE, request.names)
         deleted, outliers, edges, leaves, gaps, holes = cursor.fetchone()
     now = room_figures(request.room_id, request.using)
@@ -207,7 +215,7 @@ def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int
 def count_purged(request: PurgeRequest) -> int:
     """Returns how many events a purge would delete or make outliers. Raises ``PurgeRefused``."""
     with connections[request.using].cursor() as cursor:
-        check_leaves(cursor, request)
+        check_forward_extremities(cursor, request)
         cursor.execute(_COUNT, request.names)
         return int(cursor.fetchone()[0])
 
@@ -225,7 +233,7 @@ def room_figures(room_id: str, using: str) -> dict[str, int]:
 def purge_events(request: PurgeRequest) -> Iterator[HistoryPurged]:
     """Purges the events of a request. Yields the progress, always the same object, after every transaction.
 
-    Must be called within ``only_purge``, and not inside a transaction. Raises ``PurgeRefused``. Appends facts, so this
+    Must be called within ``purge_lock``, and not inside a transaction. Raises ``PurgeRefused``. Appends facts, so this
     process becomes a writer of the stream ``caches``.
     """
     done, place = HistoryPurged(), LOWEST

@@ -7,7 +7,7 @@ be created until the rest is gone (``events.models.purged_rooms``).
 The rest goes some thousand rows in each transaction: events with all that belongs to them, state groups, and the rows of
 every other table with a room ID. The purge may be stopped after any transaction and run again.
 
-Assumes that the caller is within ``events.maintenance.purge_history.only_purge``.
+Assumes that the caller is within ``events.maintenance.purge_history.purge_lock``.
 """
 
 from __future__ import annotations

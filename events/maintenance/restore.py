@@ -10,7 +10,7 @@ history begins a little lower.
 
 State groups come first, under new IDs. An archive has all groups that those of its events build on, so no stored group is
 touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs meanwhile
-(``events.maintenance.purge_history.only_purge``).
+(``events.maintenance.purge_history.purge_lock``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from events.errors import EventRefused, PositionsTaken, Reason
 from events.format.parsing import Verdict, parse_stored
 from events.format.redaction import may_redact
 from events.format.strict_json import decode_event
-from events.maintenance.purge_batch import settle_state
+from events.maintenance.purge_batch import recompute_current_state
 from events.models import Event, EventVisibility
 from events.persist.state_changes import users_of
 from events.stored_states import StoredStates
@@ -43,10 +43,10 @@ __all__ = [
     "TEMPORARY",
     "EventsRestored",
     "copy_groups",
+    "invalidate_cached_events",
     "restore_events",
     "restore_room",
     "restore_visibility",
-    "tell_of_restored",
 ]
 
 #: Name -> columns of the temporary tables that the caller fills. Each is emptied in its transaction, except
@@ -328,10 +328,10 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
             cursor.execute(_NO_RANGES, names)
         cursor.execute(_LEAF_BELOW, names)
         if (leaves or cursor.fetchone()[0]) and not whole:
-            settle_state(cursor, room_id, using)
+            recompute_current_state(cursor, room_id, using)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
     if not whole:  # after a whole room, the caller does this once for all batches
-        tell_of_restored()
+        invalidate_cached_events()
         states = [(event.type, event.state_key) for event in redacted if event.state_key is not None]
         if states:
             invalidate_room_state(room_id, [user for entry in states for user in users_of(*entry)])
@@ -361,7 +361,7 @@ def _redact_misfits(cursor: Any) -> None:
             cursor.execute(_REDACT, [kept.json, kept.redacts, kept.relates_to, event_id])
 
 
-def tell_of_restored() -> None:
+def invalidate_cached_events() -> None:
     """Appends a fact to the stream ``caches`` that makes other processes drop their cached events.
 
     Call it late in a transaction: readers wait for the position until the transaction ends.

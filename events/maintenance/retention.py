@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from django.db import connections
 
-from events.maintenance.purge_history import cut_at_time, deepest_leaf
+from events.maintenance.purge_history import cut_at_time, deepest_extremity
 from events.visibility.access import max_lifetime_ms
 from streams.conf import stream_settings
 
@@ -42,11 +42,11 @@ def retention_cuts(now_ms: int, using: str) -> Iterator[tuple[str, int]]:
         after = rows[-1][0]
         for room_id, policy in rows:
             lifetime = max_lifetime_ms(policy, configured)
-            deepest = deepest_leaf(room_id, using)
+            deepest = deepest_extremity(room_id, using)
             # Messages are kept for ever or since before 1970, or the room has no forward extremity.
             if lifetime is None or lifetime >= now_ms or deepest is None:
                 continue
-            # A cut above the deepest forward extremity would be refused (``check_leaves``).
+            # A cut above the deepest forward extremity would be refused (``check_forward_extremities``).
             cut = min(cut_at_time(room_id, now_ms - lifetime, using), deepest)
             if cut > 0:
                 yield room_id, cut

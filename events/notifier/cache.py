@@ -13,13 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from events.notifier.routing import Concern, Target, followed
+from events.notifier.routing import Concern, Target, routed_streams
 from events.notifier.stream_cache import At, StreamCache, WriterChanges
 from events.notifier.waiters import RoutedWaiter, RoutedWaiters
 from streams.core.cache_store import MISSING, CacheStore, Ticket
 from streams.core.tokens import VectorToken
 
-__all__ = ["ROOMS_PER_USER", "Look", "NotifierCache", "NotifierFigures", "Read", "rooms_of_users"]
+__all__ = ["ROOMS_PER_USER", "NotifierCache", "NotifierFigures", "Read", "UserChanges", "rooms_of_users"]
 
 #: The number of rooms kept for all users together is this, times the number of users that may be remembered.
 ROOMS_PER_USER = 100
@@ -40,7 +40,7 @@ class NotifierFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class UserChanges:
     """The answer for one user: what may have changed up to ``now``. All fields belong together."""
 
     now: VectorToken
@@ -81,7 +81,7 @@ class NotifierCache:
         with self._lock:
             return {name: stream.at for name, stream in self.streams.items()}
 
-    def ask(self, user_id: str, since: VectorToken) -> Look | tuple[VectorToken, Ticket] | None:
+    def ask(self, user_id: str, since: VectorToken) -> UserChanges | tuple[VectorToken, Ticket] | None:
         """Returns the answer for a user. If their rooms are not known: the token at which to read them, with a ticket.
 
         The caller gives the ticket back to ``keep_rooms``. Returns None while nothing is remembered.
@@ -95,7 +95,7 @@ class NotifierCache:
                 return events.token, self._rooms.begin((user_id,))
             changed = events.changes[Target.ROOM].changed_among(rooms, since)
             moved = events.changes[Target.USER].may_have_changed(user_id, since)
-            return Look(events.token, rooms, changed, moved)
+            return UserChanges(events.token, rooms, changed, moved)
 
     def keep_rooms(self, ticket: Ticket, rooms: frozenset[str] | None) -> None:
         """Keeps the rooms that were read, unless they changed meanwhile. None: they could not be read."""
@@ -154,7 +154,7 @@ class NotifierCache:
         # and too early to wake the waiter.
         with self._lock:
             if self.is_kept and any(
-                self._may_concern(name, waiter.user_id, waiter.rooms, since.get(name)) for name in followed()
+                self._may_concern(name, waiter.user_id, waiter.rooms, since.get(name)) for name in routed_streams()
             ):
                 return False
             if self._waiters.add(waiter):

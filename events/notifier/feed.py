@@ -20,9 +20,9 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from events.errors import TooManyWaiters
-from events.notifier.cache import Look, NotifierCache, NotifierFigures, Read
+from events.notifier.cache import NotifierCache, NotifierFigures, Read, UserChanges
 from events.notifier.joined_rooms import joined_rooms, rooms_of_users
-from events.notifier.routing import Target, concerns_of, followed, rule_of
+from events.notifier.routing import Target, find_rule, routed_streams, rule_of
 from events.notifier.rows import TooFarBehind, lane_rows, lanes_of, newest_rows
 from events.notifier.stream_cache import At, StreamCache
 from events.notifier.waiters import RoutedWaiter
@@ -33,7 +33,7 @@ from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.reading import cache_feed
-from streams.reading.cache_feed import Shown
+from streams.reading.cache_feed import NotifiedPosition
 from streams.reading.position_notifications import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
@@ -124,14 +124,14 @@ class NotifierFeed:
         self._see_own()
         return self.memory.positions()
 
-    def ask(self, user_id: str, since: VectorToken) -> Look:
+    def ask(self, user_id: str, since: VectorToken) -> UserChanges:
         """Returns what may have changed for a user since a position of ``events``. All fields belong to the same ``now``."""
         self._see_own()
         # Thread A gets the token 7 and a ticket, and reads Alice's rooms. Meanwhile thread B feeds a membership at 8: the
         # ticket is spoiled, the rooms of 7 are not kept, and A asks again.
         for _ in range(3):
             found = self.memory.ask(user_id, since)
-            if isinstance(found, Look):
+            if isinstance(found, UserChanges):
                 return found
             if found is None:
                 break
@@ -158,15 +158,15 @@ class NotifierFeed:
     def _read_rooms(self, user_id: str, now: VectorToken) -> frozenset[str]:
         return self._asked(lambda cursor: joined_rooms(cursor, user_id, now))
 
-    def _ask_the_tables(self, user_id: str) -> Look:
+    def _ask_the_tables(self, user_id: str) -> UserChanges:
         """Answers without the memory: while it is not filled, or if it changes faster than rooms can be read.
 
         According to such an answer, all rooms and the memberships may have changed.
         """
 
-        def look(cursor: Any) -> Look:
+        def look(cursor: Any) -> UserChanges:
             now = self._stored_position(cursor)
-            return Look(now, joined_rooms(cursor, user_id, now), None, True)
+            return UserChanges(now, joined_rooms(cursor, user_id, now), None, True)
 
         return self._asked(look)
 
@@ -280,7 +280,7 @@ class NotifierFeed:
         return found
 
     def _begin(self, cursor: Any) -> None:
-        names = [name for name in followed() if registry.find(name) is not None]
+        names = [name for name in routed_streams() if registry.find(name) is not None]
         found = self._stored(cursor, names)
         wake_all(self.memory.begin({name: self._begun_stream(cursor, name, found.get(name, {})) for name in names}))
 
@@ -303,7 +303,7 @@ class NotifierFeed:
         for notification in notifications:
             stream = self.memory.streams.get(notification.stream)
             if stream is None:
-                if concerns_of(notification.stream) is not None:  # the stream got its rule after the memory was filled
+                if find_rule(notification.stream) is not None:  # the stream got its rule after the memory was filled
                     look.add(notification.stream)
             # The set of writers changed, or the stream is fed by its linear position: one writer's position is not enough.
             elif notification.position is None or stream.in_memory or not stream.knows(notification.writer):
@@ -316,12 +316,12 @@ class NotifierFeed:
             self._look(cursor, sorted(look))
         if reaches:
             for (name, writer), upto in reaches.items():
-                cache_feed.before_shown({name: {writer: Shown(upto)}}, self.using)
+                cache_feed.before_shown({name: {writer: NotifiedPosition(upto)}}, self.using)
             self._feed(cursor, reaches, announced=True)
 
     def _look(self, cursor: Any, names: Sequence[str] | None) -> None:
         """Feeds the named streams, or all, up to their stored positions."""
-        looked = [name for name in (followed() if names is None else names) if registry.find(name) is not None]
+        looked = [name for name in (routed_streams() if names is None else names) if registry.find(name) is not None]
         found = self._stored(cursor, looked)  # positions before rows: all rows up to them are committed
         reaches: Reaches = {}
         for name in looked:
@@ -357,7 +357,10 @@ class NotifierFeed:
 
     def _stored(self, cursor: Any, names: Sequence[str]) -> dict[str, dict[str, StoredPosition]]:
         """Returns the stored positions, by stream and writer. Drops outdated cached values first."""
-        known = {name: {w: Shown(at) for w, at in s.positions.items()} for name, s in list(self.memory.streams.items())}
+        known = {
+            name: {w: NotifiedPosition(at) for w, at in s.positions.items()}
+            for name, s in list(self.memory.streams.items())
+        }
         found = possible_positions(cursor, names, known)
         # A caller continues from these positions, so no cached value that they make outdated may be served after this.
         cache_feed.before_shown(found, self.using)

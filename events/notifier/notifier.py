@@ -22,7 +22,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from events.arguments import can_be_stored
-from events.notifier.cache import Look, NotifierFigures
+from events.notifier.cache import NotifierFigures, UserChanges
 from events.notifier.feed import NotifierFeed
 from events.notifier.routing import Target
 from events.notifier.stream_cache import At
@@ -36,10 +36,9 @@ from streams.writing import process, writer
 
 __all__ = [
     "At",
-    "Look",
+    "UserChanges",
     "await_news",
     "figures",
-    "forget_feeds",
     "look",
     "may_have_changed",
     "membership_changed_since",
@@ -49,6 +48,7 @@ __all__ = [
     "positions",
     "rooms_changed_since",
     "rooms_of",
+    "stop_feeds",
     "wait",
     "waiting",
 ]
@@ -58,7 +58,7 @@ _NOBODY = ""
 """Takes the place of user IDs that cannot be stored: such a user is in no room."""
 
 
-def look(user_id: str, since: VectorToken, using: str | None = None) -> Look:
+def look(user_id: str, since: VectorToken, using: str | None = None) -> UserChanges:
     """Returns what may have changed for a user since a position of ``events``.
 
     The answer comes from memory. The first call for a user reads their rooms on a connection of the notifier's own, so it
@@ -195,7 +195,7 @@ def _begin(alias: str) -> NotifierFeed:
         return feed
 
 
-def forget_feeds() -> None:
+def stop_feeds() -> None:
     """Ends all feeds of this process. The next question starts a new one."""
     with _guard:
         feeds = list(_feeds.values())
@@ -227,6 +227,6 @@ def _after_fork() -> None:
     _guard = threading.Lock()
 
 
-process.before_leaving.append(forget_feeds)
+process.before_leaving.append(stop_feeds)
 cache_feed.observers.append(_before_advance)
 os.register_at_fork(after_in_child=_after_fork)

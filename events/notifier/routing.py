@@ -2,7 +2,7 @@
 
 The notifier remembers these entities as changed, and wakes the callers that wait for them. A row concerns a *room* (all
 its joined users), a *user* (that user alone), or a *contact* (a user, and all who share a room with them). A stream that
-is no part of a sync answer has no rule, and ``CONCERNS_NOBODY`` has the reason. A new stream joins with
+is no part of a sync answer has no rule, and ``NOT_ROUTED`` has the reason. A new stream joins with
 ``events.sync.providers.join_sync``.
 """
 
@@ -16,16 +16,16 @@ from typing import Any
 from streams.core.invalidation import ROOM_STATE
 
 __all__ = [
-    "CONCERNS_NOBODY",
+    "NOT_ROUTED",
     "RESYNC_USER",
     "Concern",
     "Concerns",
     "Target",
-    "concerns_of",
     "contact_in",
-    "followed",
+    "find_rule",
     "room_in",
     "route_stream",
+    "routed_streams",
     "rule_of",
     "user_in",
 ]
@@ -48,7 +48,7 @@ RESYNC_USER = "resync_user"
 _MEMBER = "m.room.member"
 
 #: Streams whose rows concern no user, with the reason.
-CONCERNS_NOBODY: Mapping[str, str] = MappingProxyType(
+NOT_ROUTED: Mapping[str, str] = MappingProxyType(
     {
         "backfill": "older history is read by paging back",
         "presence_federation": "for other servers",
@@ -129,7 +129,7 @@ _PLAIN: Mapping[str, Concerns] = MappingProxyType(
 _rules: dict[str, Concerns] = dict(_PLAIN)
 
 
-def concerns_of(stream: str) -> Concerns | None:
+def find_rule(stream: str) -> Concerns | None:
     """Returns the rule of a stream; None if its rows concern no user."""
     return _rules.get(stream)
 
@@ -139,7 +139,7 @@ def rule_of(stream: str) -> Concerns:
     return _rules[stream]
 
 
-def followed() -> tuple[str, ...]:
+def routed_streams() -> tuple[str, ...]:
     """Returns the names of the streams that have a rule."""
     return tuple(_rules)
 

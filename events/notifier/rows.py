@@ -14,7 +14,7 @@ from streams.core.declaration import FactTable, StreamDeclaration
 from streams.core.positions import linear_position
 from streams.core.queries import FactRow, column_sql, order_sql, row_of, token_sql
 from streams.core.watermarks import trim_mark
-from streams.reading.rows import StoredPosition, rows_between, rows_that_are_there
+from streams.reading.rows import StoredPosition, existing_rows, rows_between
 
 __all__ = ["MOST_ROWS", "Newest", "TooFarBehind", "lane_rows", "lanes_of", "newest_rows"]
 
@@ -49,7 +49,7 @@ def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: WriterChanges) 
     """
     found: list[FactRow] = []
     after = lane.after
-    read = rows_between if declaration.trimmable else rows_that_are_there
+    read = rows_between if declaration.trimmable else existing_rows
     while after < lane.upto:
         rows, after = read(cursor, declaration, lane.writer or None, after, lane.upto, ROWS_PER_READ)
         found += rows

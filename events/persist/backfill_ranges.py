@@ -24,7 +24,7 @@ from events.persist.room_cache import StoredRoom
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import OF_THE_LINE, Step, VisibilityRanges, VisibilityRow
 
-__all__ = ["write_old_ranges"]
+__all__ = ["write_backfill_ranges"]
 
 _RANGES = frozenset({"joined", "invited", "shared", "world"})
 """Kinds that cover several events. Rows of other kinds are for single events."""
@@ -64,7 +64,7 @@ class _Placed(NamedTuple):
     """True if its state is known."""
 
 
-def write_old_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
+def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
     """Writes the changes of ranges around these positions (at least one).
 
     Events there are new, or now have a state, or have another verdict.

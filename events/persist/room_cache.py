@@ -24,7 +24,7 @@ from state.groups.deltas import GroupBuilder, StateKey, StoredGroup
 from state.store import full_state
 from streams.core.bounded import SharedCache
 
-__all__ = ["StoredEvents", "StoredRoom", "forget_kept"]
+__all__ = ["StoredEvents", "StoredRoom", "clear_caches"]
 
 _EVENTS_KEPT = 20_000
 _ENTRIES_KEPT = 500_000
@@ -35,7 +35,7 @@ _states: SharedCache[object, Mapping[StateKey, str]] = SharedCache(_ENTRIES_KEPT
 _resolved: SharedCache[object, int] = SharedCache(_RESOLVED_KEPT)
 
 
-def forget_kept() -> None:
+def clear_caches() -> None:
     """Clears the caches of this process: for tests, and after rows were changed from outside."""
     _events.clear()
     _states.clear()
@@ -348,12 +348,12 @@ class StoredRoom:
         back into it. It has the prev events of those that left, which may become forward extremities. In that case stored
         forward extremities are checked, too: some may no longer be any.
         """
-        found = _StoredLeaves(self, {event.event_id for event in batch}, states, set(rejected))
+        found = _StoredExtremities(self, {event.event_id for event in batch}, states, set(rejected))
         found.give_way(freed)
         return found.leaves
 
 
-class _StoredLeaves:
+class _StoredExtremities:
     """The stored events that ``ForwardExtremities`` needs, found upwards from the forward extremities."""
 
     def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:

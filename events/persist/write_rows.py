@@ -27,7 +27,7 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from events.persist.backfill_ranges import write_old_ranges
+from events.persist.backfill_ranges import write_backfill_ranges
 from events.persist.room_batch import RoomChanges
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
@@ -107,7 +107,7 @@ _MOST_ROWS = 1_000
 
 
 @dataclass(slots=True)
-class _Writing:
+class _Statements:
     """The rows and statements of all rooms, sent in this order: ``before``, inserts of facts, ``rows``, ``after``."""
 
     before: list[Statement] = field(default_factory=list)
@@ -168,8 +168,10 @@ def write_rooms(
         groups = [_Groups(using, stored, changes) for _, stored, changes in rooms]
         lives, olds = _reserve(stack, [changes for _, _, changes in rooms], using)
         positions = _all_positions(rooms, iter(lives.ids if lives else ()), list(olds.ids) if olds else [])
-        writing = _Writing()
-        writers = [_Room(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)]
+        writing = _Statements()
+        writers = [
+            _RoomWriter(writing, *room, positions, groups_of) for room, groups_of in zip(rooms, groups, strict=True)
+        ]
         for writer in writers:
             writer.collect(stored_outliers)
         # Before the rows are sent, because some of these users are read from the stored current state.
@@ -212,8 +214,8 @@ def _write_lone(
 ) -> dict[str, int]:
     """Writes such an event. Its position is reserved in the message that writes everything."""
     positions: dict[str, int] = {}
-    writing = _Writing()
-    writer = _Room(writing, room, stored, changes, positions, _Groups(using, stored, changes))
+    writing = _Statements()
+    writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
     writer.collect(stored_outliers)
     (position,) = append_facts(registry.get(EVENTS.name), writing.facts, using, writing.statements())
     positions[changes.events[0].event_id] = position
@@ -290,7 +292,7 @@ class _Groups:
         """Returns the ID of the state group after each event, by event ID."""
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
-    def add_rows(self, writing: _Writing, room_id: str) -> list[tuple[bool, int]]:
+    def add_rows(self, writing: _Statements, room_id: str) -> list[tuple[bool, int]]:
         """Adds the rows of the new groups. Returns (is full, hops) of each. The state of the last one is kept in memory."""
         if self._stored.resolved:
             self._stored.keep_resolved(self._ids)
@@ -311,12 +313,12 @@ class _Groups:
         return self._stored.chains.get(number, self._ids[number])
 
 
-class _Room:
+class _RoomWriter:
     """The writing of one room."""
 
     def __init__(
         self,
-        writing: _Writing,
+        writing: _Statements,
         room: Room,
         stored: StoredRoom,
         changes: RoomChanges,
@@ -455,7 +457,7 @@ class _Room:
             again = [e for e in filled.events if is_accepted(e) or e.event_id in filled.rejected]
             old = [place for e in again if (place := filled.places[e.event_id]) < 0]
             if new or old:
-                write_old_ranges(self._stored, self._changes.old_states, [*new, *old])
+                write_backfill_ranges(self._stored, self._changes.old_states, [*new, *old])
 
     def _open_gaps(self, using: str) -> None:
         """Stores backward extremities for prev events that are not here."""

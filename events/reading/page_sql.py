@@ -17,7 +17,7 @@ import re
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.visibility.predicate_sql import pruned, sees
 
-__all__ = ["DROP_PAGES", "FOR_NOBODY", "FOR_USER", "FROM_LEAVE", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ"]
+__all__ = ["DROP_PAGES", "FOR_USER", "FROM_LEAVE", "LARGEST", "PAGE_AFTER", "PAGE_BEFORE", "ROWS_READ", "UNFILTERED"]
 
 LARGEST = 2**63 - 1
 """A number above every position."""
@@ -118,5 +118,5 @@ FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page
 """True for back in time -> the query of a page as a user sees it: the columns of ``events_access``, then those of the page."""
 FROM_LEAVE = _for_user("events_page_before", from_leave=True)
 """The query for reading back in time, which begins at the user's own leave or below."""
-FOR_NOBODY = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}
+UNFILTERED = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}
 """True for back in time -> the query of a page that is not filtered for a user."""

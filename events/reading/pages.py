@@ -17,7 +17,7 @@ from events.arguments import can_be_stored, checked_ids, checked_limit
 from events.errors import InvalidQuery, NotReadable, UnknownEvent, UnknownRoom
 from events.models import Event, Room
 from events.reading.event_json import ServedEvent, served
-from events.reading.page_sql import FOR_NOBODY, FOR_USER, FROM_LEAVE, LARGEST, ROWS_READ
+from events.reading.page_sql import FOR_USER, FROM_LEAVE, LARGEST, ROWS_READ, UNFILTERED
 from events.reading.page_tokens import OLDEST, Start, start_of
 from events.reading.served_sql import SERVED, SERVED_JSON, SERVED_TYPES
 from events.reading.state_at import State, state_at
@@ -177,7 +177,7 @@ def _page(room_id: str, user_id: str | None, limit: int, start: Start, using: st
     if not can_be_stored(room_id):
         raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     if user_id is None:
-        rows = _rows_for_nobody(room_id, where, start.back, using)
+        rows = _unfiltered_rows(room_id, where, start.back, using)
     elif can_be_stored(user_id):
         rows = _rows_for_user(room_id, user_id, where, query or FOR_USER[start.back], using)
     else:
@@ -192,9 +192,9 @@ def _bounds(start: Start) -> dict[str, Any]:
     return place | {"writers": list(entries), "positions": list(entries.values())}
 
 
-def _rows_for_nobody(room_id: str, where: Mapping[str, Any], back: bool, using: str) -> list[tuple[Any, ...]]:
+def _unfiltered_rows(room_id: str, where: Mapping[str, Any], back: bool, using: str) -> list[tuple[Any, ...]]:
     unused = dict.fromkeys(("peeking", "recorded", "cut", "cut_depth"))
-    rows = _rows(FOR_NOBODY[back], {**where, **unused}, using)
+    rows = _rows(UNFILTERED[back], {**where, **unused}, using)
     if rows[0][0] is None and not Room.objects.using(using).filter(room_id=room_id).exists():
         raise UnknownRoom(f"There is no room {room_id!r:.300}.")
     return rows

@@ -13,7 +13,7 @@ from events.arguments import can_be_stored, checked_limit
 from events.notifier import notifier
 from events.reading.event_json import ServedEvent
 from events.sync.answers import NewEvents
-from events.sync.feeds import Listed, listed_since
+from events.sync.feeds import FeedPlaces, feed_places_since
 from events.sync.memberships import Memberships, read_memberships
 from events.sync.windows import Span, Window, Windows, looked_at
 from events.tokens.positions import read_events_token
@@ -76,7 +76,7 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
             rooms = [Window(room_id, low.base, span.now.highest) for room_id in sorted(changed)]
         listed = None
         if len(changed) >= ROOMS_WORTH_A_FEED:
-            listed = listed_since(user_id, changed, (low, span.now), looked_at(limit), using)
+            listed = feed_places_since(user_id, changed, (low, span.now), looked_at(limit), using)
         reader = _Reader(user_id, span, using)
         if listed is None:
             events, upto = reader.read(rooms, limit)
@@ -97,11 +97,11 @@ class _Reader:
     span: Span
     using: str
 
-    def read(self, rooms: Sequence[Window], limit: int, listed: Listed | None = None) -> Found:
+    def read(self, rooms: Sequence[Window], limit: int, listed: FeedPlaces | None = None) -> Found:
         places = listed.places if listed is not None else ()
         return Windows(self.user_id, rooms, self.span, self.using).in_order(limit, places)
 
-    def read_listed(self, rooms: Sequence[Window], listed: Listed, limit: int) -> Found:
+    def read_listed(self, rooms: Sequence[Window], listed: FeedPlaces, limit: int) -> Found:
         """Reads the windows together with the events at listed places.
 
         It tries the first places alone, because they are nearly always enough.
@@ -115,7 +115,7 @@ class _Reader:
                 return events, upto
         return self._at(listed, rooms, limit)
 
-    def _at(self, listed: Listed, rooms: Sequence[Window], limit: int) -> Found:
+    def _at(self, listed: FeedPlaces, rooms: Sequence[Window], limit: int) -> Found:
         low, high = (self.span.since or self.span.now).base, self.span.now.highest
         places = [Window(room_id, low, high, listed=True) for room_id in sorted(listed.rooms)]
         return self.read([*rooms, *places], limit, listed)

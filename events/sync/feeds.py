@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from events.sync.prepared import rows as query_rows
 from streams.core.tokens import VectorToken
 
-__all__ = ["FEEDS", "LONGEST_TAIL", "Listed", "listed_since"]
+__all__ = ["FEEDS", "LONGEST_TAIL", "FeedPlaces", "feed_places_since"]
 
 FEEDS = "feeds"
 """The name of the reader that writes feeds, and of their stored position."""
@@ -38,7 +38,7 @@ ORDER BY stream_ordering LIMIT %(limit)s
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class FeedPlaces:
     """The places of the oldest events of the rooms in question: (position, room), ascending."""
 
     places: tuple[tuple[int, str], ...] = ()
@@ -54,13 +54,13 @@ class Listed:
     def rooms(self) -> frozenset[str]:
         return frozenset(room_id for _, room_id in self.places)
 
-    def first(self, count: int) -> Listed:
-        return Listed(self.places[:count])
+    def first(self, count: int) -> FeedPlaces:
+        return FeedPlaces(self.places[:count])
 
 
-def listed_since(
+def feed_places_since(
     user_id: str, rooms: Collection[str], span: tuple[VectorToken, VectorToken], limit: int, using: str
-) -> Listed | None:
+) -> FeedPlaces | None:
     """Returns the oldest ``limit`` places, in these rooms and between two tokens, from the user's feed and the tail above it.
 
     Returns null when the feed cannot answer. Assumes that the user was joined to the rooms all the time in between.
@@ -78,7 +78,7 @@ def listed_since(
         entries = [(position, room_id) for _, position, room_id in found if position is not None]
         places += [place for place in entries if place[1] in asked]
         if len(places) >= limit:
-            return Listed(tuple(places[:limit]))
+            return FeedPlaces(tuple(places[:limit]))
         if len(entries) < page:
             break
         after, page = entries[-1][0], page * _PAGES_GROW  # some entries were of other rooms, so read on
@@ -86,4 +86,4 @@ def listed_since(
     if len(tail) > LONGEST_TAIL:
         return None
     places += [place for place in tail if place[1] in asked]
-    return Listed(tuple(places[:limit]))
+    return FeedPlaces(tuple(places[:limit]))

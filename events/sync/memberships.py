@@ -14,11 +14,11 @@ from events.sync.prepared import rows
 from events.sync.sql import MEMBERSHIP_CHANGES, MEMBERSHIPS, OUT_OF_BAND, with_tokens
 from streams.core.tokens import VectorToken
 
-__all__ = ["Memberships", "Standing", "read_memberships"]
+__all__ = ["Memberships", "RoomMembership", "read_memberships"]
 
 
 @dataclass(slots=True)
-class Standing:
+class RoomMembership:
     """A user's membership in one room.
 
     ``before`` is the membership at ``since``. ``changed_at``: position of the last change after ``since``; null: none.
@@ -45,13 +45,13 @@ class Standing:
 class Memberships:
     """A user's memberships, by room ID."""
 
-    rooms: dict[str, Standing] = field(default_factory=dict)
+    rooms: dict[str, RoomMembership] = field(default_factory=dict)
 
-    def of(self, *memberships: str) -> list[Standing]:
+    def of(self, *memberships: str) -> list[RoomMembership]:
         """Returns the rooms where the user has one of these memberships, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.membership in memberships), key=lambda r: r.room_id)
 
-    def changed(self) -> list[Standing]:
+    def changed(self) -> list[RoomMembership]:
         """Returns the rooms where the membership changed after ``since``, sorted by room ID."""
         return sorted((r for r in self.rooms.values() if r.changed_at is not None), key=lambda r: r.room_id)
 
@@ -60,16 +60,16 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
     """Returns the user's memberships at ``now``. Without ``since`` no membership counts as changed."""
     found = Memberships()
     for room_id, membership, event_id in rows(MEMBERSHIPS, {"user_id": user_id}, using):
-        found.rooms[room_id] = Standing(room_id, membership, event_id, before=membership)
+        found.rooms[room_id] = RoomMembership(room_id, membership, event_id, before=membership)
     changes, values = with_tokens(MEMBERSHIP_CHANGES, now, since or now)
     _take_in(found, rows(changes, {**values, "user_id": user_id}, using))
     out_of_band, values = with_tokens(OUT_OF_BAND, now, since or now)
     for room_id, event_id, membership, position, old in rows(out_of_band, {**values, "user_id": user_id}, using):
-        known = found.rooms.setdefault(room_id, Standing(room_id))
+        known = found.rooms.setdefault(room_id, RoomMembership(room_id))
         # A membership in the room's state, or a change of it, wins over the event alone.
         if known.membership is None and known.changed_at is None:
             changed_at = None if old else position
-            found.rooms[room_id] = Standing(
+            found.rooms[room_id] = RoomMembership(
                 room_id, membership, event_id, membership if old else None, changed_at, out_of_band=True
             )
     return found
@@ -84,7 +84,7 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
     """
     latest: dict[str, int] = {}
     for room_id, position, covered, known, prev_event_id, prev_membership, event_id, membership in changes:
-        room = found.rooms.setdefault(room_id, Standing(room_id))
+        room = found.rooms.setdefault(room_id, RoomMembership(room_id))
         if room_id not in latest:
             latest[room_id] = 0
             room.before = prev_membership

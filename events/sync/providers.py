@@ -5,8 +5,8 @@ of a room, and with the user for facts that contacts see. An answer (``StreamCha
 to remove. After that the mapping equals a fresh full answer. ``tests/integration/test_sync.py`` tests this for every
 stream; do the same for a stream of your own.
 
-A stream joins with ``join_sync(NewestRows(…))``, or with a provider of its own. That needs a rule that says whom a row
-concerns, so that only the right waiting callers wake, and a function from a ``Question`` to ``StreamChanges``. Older
+A stream joins with ``join_sync(LatestRowPerKey(…))``, or with a provider of its own. That needs a rule that says whom a row
+concerns, so that only the right waiting callers wake, and a function from a ``StreamQuery`` to ``StreamChanges``. Older
 tokens have no position in the new stream, so the next answer to them contains it whole.
 """
 
@@ -26,10 +26,10 @@ from streams.errors import ResyncNeeded
 
 __all__ = [
     "Key",
-    "NewestRows",
+    "LatestRowPerKey",
     "Provider",
-    "Question",
     "StreamChanges",
+    "StreamQuery",
     "answer_of",
     "join_sync",
     "providers",
@@ -39,7 +39,7 @@ Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class StreamQuery:
     """The query for a provider. ``since`` None: everything that is valid at ``now``."""
 
     cursor: Any
@@ -83,11 +83,11 @@ class Provider(Protocol):
     def stream(self) -> str: ...
     @property
     def kind(self) -> Target: ...
-    def changes(self, question: Question) -> StreamChanges: ...
+    def changes(self, question: StreamQuery) -> StreamChanges: ...
 
 
 @dataclass(frozen=True, slots=True)
-class NewestRows:
+class LatestRowPerKey:
     """The provider for streams in which the newest row of a key is its present value.
 
     ``entity`` is the column with the room or user that a row concerns. ``key`` are the columns of the key. ``value`` are
@@ -106,7 +106,7 @@ class NewestRows:
     ended: Callable[[Mapping[str, Any]], bool] | None = None
     shown: Callable[[str, Key, Mapping[str, Any]], bool] | None = None
 
-    def changes(self, question: Question) -> StreamChanges:
+    def changes(self, question: StreamQuery) -> StreamChanges:
         """Returns the newest row of each key, by one query."""
         question.cursor.execute(self._sql(question), self._parameters(question))
         columns = [column.removeprefix("json:") for column in self.value]
@@ -128,13 +128,13 @@ class NewestRows:
         for column, value in zip(self.value, row, strict=True):
             yield json.loads(value) if column.startswith("json:") else value
 
-    def _left(self, question: Question) -> Iterable[Key]:
+    def _left(self, question: StreamQuery) -> Iterable[Key]:
         if question.since is not None and self.kind is not Target.USER:
             circle = question.circle
             for entity in circle.rooms_gone if self.kind is Target.ROOM else circle.users_gone:
                 yield (entity,)
 
-    def _sql(self, question: Question) -> str:
+    def _sql(self, question: StreamQuery) -> str:
         table = registry.get(self.stream).declaration.tables[0]
         position, writer = f"t.{table.id_column}", f"t.{table.writer_column}"
         values = [f"t.{column.removeprefix('json:')}" for column in self.value]
@@ -168,7 +168,7 @@ class NewestRows:
     def _come(self) -> str:
         return "" if self.kind is Target.USER else f" OR t.{self.entity} = ANY(%(come)s::text[])"
 
-    def _parameters(self, question: Question) -> dict[str, Any]:
+    def _parameters(self, question: StreamQuery) -> dict[str, Any]:
         circle, since = question.circle, question.since or VectorToken(0)
         # A room or contact gained since: its older rows are new to this client, too.
         come = circle.rooms_come if self.kind is Target.ROOM else circle.users_come
@@ -195,9 +195,9 @@ _PRESENCE = (
     "currently_active",
 )
 _PLAIN: tuple[Provider, ...] = (
-    NewestRows("presence", Target.CONTACT, "user_id", ("user_id",), _PRESENCE),
-    NewestRows("typing", Target.ROOM, "room_id", ("room_id",), ("user_ids",), lambda value: not value["user_ids"]),
-    NewestRows(
+    LatestRowPerKey("presence", Target.CONTACT, "user_id", ("user_id",), _PRESENCE),
+    LatestRowPerKey("typing", Target.ROOM, "room_id", ("room_id",), ("user_ids",), lambda value: not value["user_ids"]),
+    LatestRowPerKey(
         "receipts",
         Target.ROOM,
         "room_id",
@@ -205,16 +205,18 @@ _PLAIN: tuple[Provider, ...] = (
         ("event_id", "json:data"),
         shown=_is_receipt_for,
     ),
-    NewestRows("push_rules", Target.USER, "user_id", ("user_id",)),
-    NewestRows("pushers", Target.USER, "user_id", ("app_id", "pushkey"), ("deleted",), lambda value: value["deleted"]),
-    NewestRows("device_lists", Target.CONTACT, "entity", ("entity",)),
-    NewestRows("to_device", Target.USER, "entity", ("entity",)),
-    NewestRows(
+    LatestRowPerKey("push_rules", Target.USER, "user_id", ("user_id",)),
+    LatestRowPerKey(
+        "pushers", Target.USER, "user_id", ("app_id", "pushkey"), ("deleted",), lambda value: value["deleted"]
+    ),
+    LatestRowPerKey("device_lists", Target.CONTACT, "entity", ("entity",)),
+    LatestRowPerKey("to_device", Target.USER, "entity", ("entity",)),
+    LatestRowPerKey(
         "tag_account_data", Target.USER, "user_id", ("room_id",), ("json:tags",), lambda value: not value["tags"]
     ),
-    NewestRows("account_data", Target.USER, "user_id", ("room_id", "data_type")),
-    NewestRows("groups", Target.USER, "user_id", ("group_id",), ("type", "json:content")),
-    NewestRows("user_signature", Target.USER, "user_id", ("user_id",)),
+    LatestRowPerKey("account_data", Target.USER, "user_id", ("room_id", "data_type")),
+    LatestRowPerKey("groups", Target.USER, "user_id", ("group_id",), ("type", "json:content")),
+    LatestRowPerKey("user_signature", Target.USER, "user_id", ("user_id",)),
 )
 _providers: dict[str, Provider] = {provider.stream: provider for provider in _PLAIN}
 
@@ -227,12 +229,12 @@ def providers() -> Mapping[str, Provider]:
 def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
     """Makes a stream part of every sync answer. Call it at startup (``AppConfig.ready``), in every process.
 
-    ``concerns`` maps a row to those whom it concerns. For a ``NewestRows`` it is derived from the columns. Raises
+    ``concerns`` maps a row to those whom it concerns. For a ``LatestRowPerKey`` it is derived from the columns. Raises
     ``ValueError`` if it is missing for another provider, or if the stream is part of sync already. Raises
     ``UnknownStream`` for an unknown stream.
     """
     declaration = registry.get(provider.stream).declaration
-    if concerns is None and isinstance(provider, NewestRows):
+    if concerns is None and isinstance(provider, LatestRowPerKey):
         place = [column.name for column in declaration.tables[0].columns].index(provider.entity)
         concerns = {Target.ROOM: room_in, Target.USER: user_in, Target.CONTACT: contact_in}[provider.kind](place)
     if concerns is None:
@@ -241,7 +243,7 @@ def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
     _providers[provider.stream] = provider
 
 
-def answer_of(provider: Provider, question: Question) -> StreamChanges:
+def answer_of(provider: Provider, question: StreamQuery) -> StreamChanges:
     """Returns the provider's changes. If facts after ``since`` were trimmed, returns the whole stream instead."""
     found = provider.changes(question)
     if question.since is None:
@@ -250,6 +252,6 @@ def answer_of(provider: Provider, question: Question) -> StreamChanges:
     try:
         check_not_trimmed(question.cursor, provider.stream, question.since)
     except ResyncNeeded:
-        whole = Question(question.cursor, question.user_id, question.circle, question.now)
+        whole = StreamQuery(question.cursor, question.user_id, question.circle, question.now)
         return provider.changes(whole)
     return found

@@ -15,7 +15,7 @@ from events.errors import InvalidQuery
 from events.format.strict_json import decode_stored
 from events.reading.event_json import ServedEvent, load_events
 from events.sync.answers import InitialSync, PendingRoom, RoomsSince, SyncRoom
-from events.sync.memberships import Memberships, Standing, read_memberships
+from events.sync.memberships import Memberships, RoomMembership, read_memberships
 from events.sync.prepared import rows
 from events.sync.sql import ACTIVITY, LAST_IN, PUT_OUT, with_tokens
 from events.sync.windows import LOWEST, Span, StateChanges, Timeline, Window, Windows
@@ -90,7 +90,7 @@ def initial_sync(
         answers = _answers(windows, dict.fromkeys(windows.windows, "join"), events, topological=True)
         pending = memberships.of("invite", "knock") if after is None else []
         invited, knocked = _pending(pending, alias)
-        left = _put_out(user_id, memberships, Span(upto), events, alias) if after is None else ()
+        left = _kicked_or_banned(user_id, memberships, Span(upto), events, alias) if after is None else ()
     next_page = f"{active[rooms - 1][1]}:{token_text(now, alias)}" if len(active) > rooms else None
     return InitialSync(tuple(answers), invited, knocked, now, next_page, left)
 
@@ -123,7 +123,7 @@ def rooms_since(
             )
             windows.drop_quiet()
         else:
-            memberships = Memberships({room_id: Standing(room_id, "join") for room_id in changed_rooms})
+            memberships = Memberships({room_id: RoomMembership(room_id, "join") for room_id in changed_rooms})
             windows = Windows(user_id, _joined_windows(memberships, span), span, alias)
         standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
         limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
@@ -187,7 +187,9 @@ def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
     ]
 
 
-def _put_out(user_id: str, memberships: Memberships, span: Span, limit: int, using: str) -> tuple[SyncRoom, ...]:
+def _kicked_or_banned(
+    user_id: str, memberships: Memberships, span: Span, limit: int, using: str
+) -> tuple[SyncRoom, ...]:
     """Returns the rooms of a first answer from which the user was kicked or banned, each up to that event.
 
     Forgotten rooms are left out. The state is the one at the time when the user was last joined. If that position is not
@@ -281,7 +283,9 @@ def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topologi
 # --- invites and knocks -----------------------------------------------------------------------------------------------
 
 
-def _pending(standings: Sequence[Standing], using: str) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
+def _pending(
+    standings: Sequence[RoomMembership], using: str
+) -> tuple[tuple[PendingRoom, ...], tuple[PendingRoom, ...]]:
     """Returns the invites and the knocks, with stripped state."""
     if not standings:
         return (), ()

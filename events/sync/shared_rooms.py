@@ -14,7 +14,7 @@ from typing import Any
 from events.notifier.joined_rooms import joined_rooms, joined_rooms_of
 from streams.core.tokens import VectorToken
 
-__all__ = ["Known", "SharedRooms", "circle_at", "circle_between", "with_late"]
+__all__ = ["Known", "SharedRooms", "shared_rooms_at", "shared_rooms_between", "with_late_members"]
 
 _AFTER = """
 d.type = 'm.room.member' AND d.stream_ordering > %(base)s::bigint
@@ -35,7 +35,7 @@ class SharedRooms:
     """A user's joined rooms at ``now``, with the rooms and contacts gained (``…_come``) and lost (``…_gone``) since a position.
 
     ``late`` are users whose memberships in the table of current state may be newer than ``now``, so the table is not used
-    for them. ``late_met`` are those of them who are contacts at ``now``. Only ``with_late`` fills these two.
+    for them. ``late_met`` are those of them who are contacts at ``now``. Only ``with_late_members`` fills these two.
     """
 
     rooms: frozenset[str]
@@ -55,12 +55,12 @@ class Known:
     movers: frozenset[str]
 
 
-def circle_at(cursor: Any, user_id: str, now: VectorToken) -> SharedRooms:
+def shared_rooms_at(cursor: Any, user_id: str, now: VectorToken) -> SharedRooms:
     """Returns the joined rooms as of one position. Nothing counts as gained or lost."""
     return SharedRooms(joined_rooms(cursor, user_id, now))
 
 
-def circle_between(
+def shared_rooms_between(
     cursor: Any, user_id: str, since: VectorToken, now: VectorToken, known: Known | None = None
 ) -> SharedRooms:
     """Returns the joined rooms as of ``now``, and the rooms and contacts gained and lost since ``since``.
@@ -81,7 +81,7 @@ def circle_between(
     return SharedRooms(rooms, rooms - then, then - rooms, met_now - met_then, met_then - met_now)
 
 
-def with_late(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
+def with_late_members(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
     """Returns the same with ``late`` and ``late_met``: the users whose membership changed after ``now``."""
     cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())

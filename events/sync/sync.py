@@ -30,12 +30,12 @@ from events.arguments import can_be_stored, checked_limit
 from events.declarations import EVENTS
 from events.errors import InvalidQuery
 from events.notifier import notifier
-from events.notifier.routing import RESYNC_USER, Target, followed
+from events.notifier.routing import RESYNC_USER, Target, routed_streams
 from events.notifier.stream_cache import At
 from events.sync.answers import RoomsSince
-from events.sync.providers import Question, StreamChanges, answer_of, providers
+from events.sync.providers import StreamChanges, StreamQuery, answer_of, providers
 from events.sync.rooms import MOST_EVENTS, MOST_ROOMS, initial_sync, rooms_since
-from events.sync.shared_rooms import Known, SharedRooms, circle_at, circle_between, with_late
+from events.sync.shared_rooms import Known, SharedRooms, shared_rooms_at, shared_rooms_between, with_late_members
 from events.tokens.positions import read_token, token_text
 from events.tokens.sync_token import SyncToken
 from streams import registry
@@ -92,7 +92,7 @@ def sync(
     timeline, at most ``MOST_EVENTS``. Do not call this inside a transaction. Raises ``InvalidQuery``, ``TokenError``,
     ``EpochChanged`` and ``TooManyWaiters``.
     """
-    talk = _Talk(user_id, since, timeout_seconds, events, using)
+    talk = _SyncCall(user_id, since, timeout_seconds, events, using)
     while (answer := talk.answer()) is None:
         # The query covered positions up to 5, and a row at 6 arrives before this line. ``wait`` compares with ``answered``
         # (5), not with the time of this call, so it returns at once.
@@ -108,7 +108,7 @@ async def await_sync(
     using: str | None = None,
 ) -> SyncAnswer:
     """Does the same as ``sync`` for async code. A waiting call keeps no thread."""
-    talk = _Talk(user_id, since, timeout_seconds, events, using)
+    talk = _SyncCall(user_id, since, timeout_seconds, events, using)
     while (answer := await sync_to_async(talk.answer)()) is None:
         await notifier.await_news(user_id, talk.answered, talk.seconds_left(), using)
     return answer
@@ -127,7 +127,7 @@ def resync_user(user_id: str, using: str | None = None) -> int:
     return registry.get(_CACHES).append(CacheInvalidation(cache_name=RESYNC_USER, keys=[user_id]), using=using)[0]
 
 
-class _Talk:
+class _SyncCall:
     """One call of ``sync``, which may have to query several times."""
 
     def __init__(self, user_id: str, since: str | None, timeout_seconds: float, events: int, using: str | None) -> None:
@@ -207,7 +207,7 @@ class _Talk:
 
     def _full(self, now: SyncToken) -> SyncAnswer:
         with read_only_snapshot(self._using) as cursor:
-            circle = circle_at(cursor, self._user_id, now.parts[EVENTS.name])
+            circle = shared_rooms_at(cursor, self._user_id, now.parts[EVENTS.name])
             streams = self._streams(cursor, None, now, [n for n in providers() if n in now.parts], circle)
             rooms = self._all_rooms(now)
             token = self._since.followed_by(now) if self._since is not None else now
@@ -231,13 +231,13 @@ class _Talk:
         with read_only_snapshot(self._using) as cursor:
             rooms = RoomsSince()
             if before is None:
-                rooms, circle = self._all_rooms(now), circle_at(cursor, self._user_id, upto)
+                rooms, circle = self._all_rooms(now), shared_rooms_at(cursor, self._user_id, upto)
             elif EVENTS.name in news:
                 changed = None if seen.memberships_changed else seen.changed
                 rooms = rooms_since(self._user_id, before, upto, self._events, changed, self._using)
-                circle = circle_between(cursor, self._user_id, before, upto, known)
+                circle = shared_rooms_between(cursor, self._user_id, before, upto, known)
             elif seen.memberships_changed:  # after ``now`` was read, so ``seen.rooms`` may be too new
-                circle = circle_at(cursor, self._user_id, upto)
+                circle = shared_rooms_at(cursor, self._user_id, upto)
             else:
                 circle = SharedRooms(seen.rooms)
             streams = self._streams(cursor, since, now, _asked(news, circle), circle)
@@ -250,10 +250,10 @@ class _Talk:
         known, found = providers(), {}
         asked = list(asked)
         if any(known[name].kind is Target.CONTACT for name in asked):
-            circle = with_late(cursor, circle, now.parts[EVENTS.name])
+            circle = with_late_members(cursor, circle, now.parts[EVENTS.name])
         for name in asked:
             before = None if since is None else since.of(name)
-            found[name] = answer_of(known[name], Question(cursor, self._user_id, circle, now.parts[name], before))
+            found[name] = answer_of(known[name], StreamQuery(cursor, self._user_id, circle, now.parts[name], before))
         return {name: changes for name, changes in found.items() if changes}
 
     def _is_marked(self, since: SyncToken, now: SyncToken) -> bool:
@@ -287,7 +287,7 @@ def _token(at: Mapping[str, At], epoch: str) -> SyncToken:
 def _stored_positions(using: str) -> Mapping[str, At]:
     """Returns the positions from the tables, and from this process's own writes. Used while the notifier has no positions."""
     found: dict[str, At] = {}
-    for name in followed():
+    for name in routed_streams():
         if (stream := registry.find(name)) is not None:
             now = stream.current(using)
             if stream.declaration.in_memory:

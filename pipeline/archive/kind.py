@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from events.maintenance.purge_batch import PurgeRequest
-from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_history import purge_lock
 from pipeline.archive.cut import check_cut, cut_arguments, depth_of_cut
 from pipeline.archive.folders import folder_of_archives
 from pipeline.archive.format import Manifest
@@ -109,7 +109,7 @@ class ArchiveKind(JobKind):
         told, using = run.arguments, run.using
         cut = depth_of_cut(told, using)
         options = {name: told[name] for name in ("spark", "master", "delete_local")}
-        with only_purge(told["room"], using):
+        with purge_lock(told["room"], using):
             folder, manifest = archive_room(run, ArchiveRequest(told["room"], Path(told["folder"]), cut, **options))
         return {"room_id": told["room"], "cut": cut, **archive_facts(folder, manifest)}
 

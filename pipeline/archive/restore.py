@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 
 from events.errors import PurgeRefused
-from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_history import purge_lock
 from events.maintenance.purge_room import is_purging
 from events.maintenance.restore import (
     TEMPORARY,
     EventsRestored,
     copy_groups,
+    invalidate_cached_events,
     restore_events,
     restore_room,
     restore_visibility,
-    tell_of_restored,
 )
 from events.models import CurrentState, Room
 from pipeline.archive.folders import folder_of_archive
@@ -38,7 +38,7 @@ from pipeline.archive.read_parts import open_archive
 from pipeline.errors import ArchiveElsewhere
 from pipeline.jobs.arguments import JSON, Argument, Type
 from pipeline.jobs.run import Count, JobKind, JobRun
-from pipeline.jobs.throttle import resting
+from pipeline.jobs.throttle import throttled
 from streams import registry
 from streams.caching import invalidate_room_state
 from streams.db.consistent_read import long_transaction
@@ -76,7 +76,7 @@ class RestoreKind(JobKind):
         folder = Path(run.arguments["archive"])
         with run.stage("check", None, "bytes") as count:
             manifest = open_archive(folder, count.add)
-        with only_purge(manifest.room_id, run.using):
+        with purge_lock(manifest.room_id, run.using):
             return _Restore(run, folder, manifest).run()
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
@@ -230,7 +230,7 @@ class _Restore:
     def _events(self, gone: bool) -> None:
         with self._run.stage("restore", self._manifest.rows("event"), "events") as count:
             steps = self._steps(count, gone)
-            deque(steps if gone else resting(steps), maxlen=0)
+            deque(steps if gone else throttled(steps), maxlen=0)
 
     def _steps(self, count: Count, gone: bool) -> Iterator[None]:
         """Restores the events in batches, one transaction each. A missing room already has an outer transaction."""
@@ -247,7 +247,7 @@ class _Restore:
             cursor.execute(f"DROP TABLE {self._mapping}")
             members = CurrentState.objects.using(self._using).filter(room_id=self._room_id, type="m.room.member")
             if gone:
-                tell_of_restored()
+                invalidate_cached_events()
                 invalidate_room_state(self._room_id, list(members.values_list("state_key", flat=True)))
         return rebuilt
 

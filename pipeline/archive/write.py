@@ -4,7 +4,7 @@ The room is read in one snapshot. Many files are written by Spark's executors an
 archive is finished when its folder has lost the ending ``.partial``. The next archive of the room removes what a killed or
 failed job left.
 
-Called within ``events.maintenance.purge_history.only_purge``, so that nothing is deleted or restored in between.
+Called within ``events.maintenance.purge_history.purge_lock``, so that nothing is deleted or restored in between.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.archive.parts import ArchivePart, in_snapshot, write_part
 from pipeline.disk_full import disk_full
 from pipeline.errors import DiskFull
 from pipeline.jobs.run import JobRun
-from pipeline.private_files import settle
+from pipeline.private_files import fsync_folder
 from pipeline.spark.run_tasks import run_tasks
 from pipeline.spark.site_session import site_session
 from streams.conf import stream_settings
@@ -174,12 +174,12 @@ def _put_in_place(folder: Path, final: Path) -> None:
     """Gives the archive its final name. After this a power cut cannot undo it, so the archived rows may be deleted."""
     # The files' contents are on disk already, but their names may not be. Three names must be synced: those of the files in
     # the folder, that of the folder itself, and those of the folders above, which may be just as new.
-    settle(folder)
+    fsync_folder(folder)
     folder.rename(final)
-    settle(final.parent)
+    fsync_folder(final.parent)
     for above in final.parent.parents:
         with suppress(PermissionError):  # a folder of another account is not a new one
-            settle(above)
+            fsync_folder(above)
 
 
 @contextmanager

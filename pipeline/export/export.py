@@ -28,7 +28,7 @@ from pipeline.export.executor import Exporting, ExportPiece, arrow_schema, read_
 from pipeline.export.tables import TABLES, ExportedTable, buckets_for
 from pipeline.jobs.run import JobRun
 from pipeline.private_files import make_folder, open_new
-from pipeline.spark.run_tasks import last_words
+from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
 from streams.core.queries import STORED_POSITIONS
 from streams.db import driver
@@ -290,7 +290,7 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
 def _why(text: str) -> str:
     """Extracts the reason from a trace: the system's message if a file could not be written, otherwise that of our own code."""
     found = _IO_ERROR.findall(text)
-    return found[-1][:1000] if found else last_words(text)
+    return found[-1][:1000] if found else error_summary(text)
 
 
 def _spark_schema(work: Exporting) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 
 from events.sync.feeds import FEEDS
 
-__all__ = ["Stretch", "Written", "drop_feeds", "write_feeds"]
+__all__ = ["StreamRange", "Written", "drop_feeds", "write_feeds"]
 
 #: A feed that is too long is cut to this share of the limit. So it is not cut again for every event.
 _KEPT = 0.8
@@ -86,7 +86,7 @@ _DROP_ONE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class StreamRange:
     """A part of the stream ``events`` in which everything is committed: ``low < position <= upto``."""
 
     low: int
@@ -102,7 +102,7 @@ class Written:
     began_anew: bool = False
 
 
-def write_feeds(cursor: Any, stretch: Stretch, server_name: str, limit: int) -> Written:
+def write_feeds(cursor: Any, stretch: StreamRange, server_name: str, limit: int) -> Written:
     """Lists the events of a stretch. Afterwards every feed has at most ``limit`` entries.
 
     Call it in the transaction in which the caller's own cursor moves. Events that were listed before change nothing. If
@@ -130,7 +130,7 @@ def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
         cursor.execute(statement, {"user": user_id})
 
 
-def _begin(cursor: Any, stretch: Stretch) -> tuple[int, bool]:
+def _begin(cursor: Any, stretch: StreamRange) -> tuple[int, bool]:
     """Returns the position to start at, and whether the feeds had to be dropped."""
     cursor.execute(_POSITION, {"name": FEEDS})
     row = cursor.fetchone()

@@ -29,16 +29,16 @@ from pipeline.errors import JobCancelled, LoaderFailed, SourceChanged
 from pipeline.importing.extend_rooms import extend_rooms
 from pipeline.importing.keys import TRUSTED, VERIFIED, Signatures, read_keys
 from pipeline.importing.load_rooms import EVENTS_PER_BATCH, LoadedRoom, ready_rooms
-from pipeline.importing.loaders import Loading, ReadyRooms, usual_loaders
+from pipeline.importing.loaders import LoaderThreads, ReadyRooms, default_loaders
 from pipeline.importing.parse_lines import LineWork, PartScan
 from pipeline.importing.plan import (
     analyze_results,
     create_staging,
     drop_staging,
-    give_up_rooms,
     leftover_staging,
     make_plan,
     planned_rooms,
+    quarantine_rooms,
     store_broken,
     store_versions,
 )
@@ -55,7 +55,7 @@ from pipeline.importing.spark_tasks import pack_rooms, scan_parts, stage_parts, 
 from pipeline.importing.staging_tables import STEPS, WORKING, table_name
 from pipeline.importing.work_out_rooms import RoomWork
 from pipeline.jobs.folders import any_folder
-from pipeline.jobs.rows import abandoned_jobs, hold_lock
+from pipeline.jobs.rows import claim_abandoned_jobs, hold_lock
 from pipeline.jobs.run import JobRun, run_job
 from pipeline.models import ImportedRoom, ImportSource
 from pipeline.spark.run_tasks import finished_tasks
@@ -203,13 +203,13 @@ class _Import:
     def _steps(self) -> Outcome:
         with transaction.atomic(using=self._using), self._cursor() as cursor:
             create_staging(cursor, self._job, self._signatures.name)
-        with Loading(self._job, self._ready, self._using, usual_loaders()) as loading:
+        with LoaderThreads(self._job, self._ready, self._using, default_loaders()) as loading:
             try:
                 return self._steps_with(loading)
             except LoaderFailed as failed:  # noticed while Spark ran; its tasks have ended by now
                 raise failed.error from None
 
-    def _steps_with(self, loading: Loading) -> Outcome:
+    def _steps_with(self, loading: LoaderThreads) -> Outcome:
         begun = time.monotonic()
         with self._spark(loading) as spark:
             spark_seconds = time.monotonic() - begun
@@ -220,13 +220,13 @@ class _Import:
             self._rooms(spark)
         if lost := self._load(loading):
             with transaction.atomic(using=self._using), self._cursor() as cursor:
-                give_up_rooms(cursor, self._job, lost)
+                quarantine_rooms(cursor, self._job, lost)
         extend_rooms(self._run)
         quarantined = self._store_broken(scans)
         return self._outcome(quarantined, spark_seconds)
 
     @contextmanager
-    def _spark(self, loading: Loading) -> Iterator[SparkSession]:
+    def _spark(self, loading: LoaderThreads) -> Iterator[SparkSession]:
         """Yields a Spark session. Its tasks are cancelled if the job is to end, or if a loader failed."""
         with (
             site_session("import", self._options.master, light=True) as spark,
@@ -265,7 +265,7 @@ class _Import:
         """Drops the staging tables of imports that will not be continued."""
         # The lock on each abandoned job is held until its tables are dropped, so that no process resumes it meanwhile.
         with hold_lock(self._using) as lock:
-            over = abandoned_jobs(lock, KIND, [self._job], self._using)
+            over = claim_abandoned_jobs(lock, KIND, [self._job], self._using)
             with self._cursor() as cursor:
                 over += leftover_staging(cursor, KIND)
             self._drop_staging(over)
@@ -349,8 +349,8 @@ class _Import:
                 self._analyzed = worked_out
         return rooms
 
-    def _load(self, loading: Loading) -> set[str]:
-        """Waits until the remaining rooms are loaded. Returns the rooms that were left out (see ``promote``)."""
+    def _load(self, loading: LoaderThreads) -> set[str]:
+        """Waits until the remaining rooms are loaded. Returns the rooms that were left out (see `load_batch`)."""
         with self._cursor() as cursor:
             left = sum(room.events for room in ready_rooms(cursor, self._job))
         lost: set[str] = set()

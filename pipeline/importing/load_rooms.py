@@ -24,7 +24,7 @@ from streams.caching import invalidate_room_states
 from streams.db.consistent_read import long_transaction
 from streams.writing.process import current_writer
 
-__all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "promote", "ready_rooms"]
+__all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "load_batch", "ready_rooms"]
 
 EVENTS_PER_BATCH = 20_000
 """Events of a batch. A larger room is a batch of its own."""
@@ -212,7 +212,7 @@ def ready_rooms(cursor: Any, job: int) -> list[LoadedRoom]:
     return [LoadedRoom(*row) for row in cursor.fetchall()]
 
 
-def promote(job: int, rooms: Sequence[LoadedRoom], using: str) -> set[str]:
+def load_batch(job: int, rooms: Sequence[LoadedRoom], using: str) -> set[str]:
     """Loads a batch in one transaction. Returns the IDs of rooms that were left out.
 
     A room is left out if another transaction created it since the plan, if it is still being purged, or if it is blocked.

@@ -19,9 +19,9 @@ from types import TracebackType
 from django.db import connections
 
 from pipeline.errors import LoaderFailed
-from pipeline.importing.load_rooms import EVENTS_PER_BATCH, LoadedRoom, batches, promote
+from pipeline.importing.load_rooms import EVENTS_PER_BATCH, LoadedRoom, batches, load_batch
 
-__all__ = ["MOST_LOADERS", "Loaded", "Loading", "ReadyRooms", "usual_loaders"]
+__all__ = ["MOST_LOADERS", "Loaded", "LoaderThreads", "ReadyRooms", "default_loaders"]
 
 MOST_LOADERS = 4
 _WAIT_SECONDS = 0.5
@@ -31,13 +31,13 @@ _PAUSES_PER_LOOK = 25
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A committed batch. The rooms in ``lost`` are not loaded (see ``promote``)."""
+    """A committed batch. The rooms in ``lost`` are not loaded (see `load_batch`)."""
 
     rooms: Sequence[LoadedRoom]
     lost: set[str]
 
 
-def usual_loaders() -> int:
+def default_loaders() -> int:
     """Returns the default number of loaders: one more than this process has cores, at most ``MOST_LOADERS``.
 
     It assumes that PostgreSQL's server has about as many cores, as on a small machine. The additional loader keeps them
@@ -100,7 +100,7 @@ class ReadyRooms:
         self._next_look = time.monotonic() + _PAUSES_PER_LOOK * (time.monotonic() - begun)
 
 
-class Loading:
+class LoaderThreads:
     """The loader threads of a job. They run from ``begin`` until all rooms are loaded, or until the block ends."""
 
     def __init__(self, job: int, rooms: ReadyRooms, using: str, loaders: int) -> None:
@@ -120,7 +120,7 @@ class Loading:
             self._threads.append(threading.Thread(target=self._load, name=f"loader {number}"))
             self._threads[-1].start()
 
-    def __enter__(self) -> Loading:
+    def __enter__(self) -> LoaderThreads:
         return self
 
     def __exit__(
@@ -156,7 +156,7 @@ class Loading:
         try:
             while not self._ended.is_set() and (rooms := self._rooms.take()) is not None:
                 if rooms:
-                    self._count(Loaded(rooms, promote(self._job, rooms, self._using)))
+                    self._count(Loaded(rooms, load_batch(self._job, rooms, self._using)))
                 else:
                     self._ended.wait(_WAIT_SECONDS)
             self._done.put(None)

@@ -29,10 +29,10 @@ __all__ = [
     "analyze_results",
     "create_staging",
     "drop_staging",
-    "give_up_rooms",
     "leftover_staging",
     "make_plan",
     "planned_rooms",
+    "quarantine_rooms",
     "store_broken",
     "store_versions",
 ]
@@ -233,7 +233,7 @@ def analyze_results(cursor: Any, job: int) -> None:
         cursor.execute(f"ANALYZE {table_name(job, table.name)} (room_no)")
 
 
-def give_up_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
+def quarantine_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
     """Puts the new events of these rooms into the quarantine.
 
     These are rooms that another process created meanwhile, that are still being purged, or that are blocked.

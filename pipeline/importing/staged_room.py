@@ -13,7 +13,7 @@ from pipeline.importing.packed_events import Unpacker
 from pipeline.importing.staging_tables import ROOMY, STAGED_EVENTS, table_name
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["PlacedEvents", "RoomEvents", "StagedEvents"]
+__all__ = ["EventsInMemory", "RoomEvents", "StagedEvents"]
 
 _ROWS_PER_FETCH = 5_000
 _ORDER = "ORDER BY stream_ordering NULLS LAST, seq"
@@ -36,7 +36,7 @@ class RoomEvents(EventSource, Protocol):
         ...
 
 
-class PlacedEvents(GivenEvents):
+class EventsInMemory(GivenEvents):
     """Events of a room that are all in memory."""
 
     def __init__(self, places: Sequence[int], given: Sequence[int | None], events: Sequence[ParsedEvent]) -> None:

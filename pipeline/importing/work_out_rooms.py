@@ -18,7 +18,7 @@ from events.columns import EVENT_COLUMNS
 from events.errors import HistoryError
 from events.history.rows import EVENTS_PER_CHUNK, EventPart, RoomHistory
 from pipeline.importing.packed_events import Unpacker
-from pipeline.importing.staged_room import PlacedEvents, RoomEvents, StagedEvents
+from pipeline.importing.staged_room import EventsInMemory, RoomEvents, StagedEvents
 from pipeline.importing.staging_tables import (
     BROKEN,
     OWN_COLUMNS,
@@ -110,7 +110,7 @@ def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int
     return done
 
 
-def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, PlacedEvents]]:
+def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, EventsInMemory]]:
     """Yields room after room. Its events are ordered by stream ordering, those without one last, then by place in the input."""
     # Sort the short rows of ``kept`` first, then look up each staged event. OFFSET 0 keeps the planner from turning this into
     # a join that reads the events of all rooms.
@@ -126,7 +126,7 @@ def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[t
         for number, rows in itertools.groupby(cursor, key=itemgetter(0)):
             _, room_ids, places, given, packed = zip(*rows, strict=True)
             orderings = itertools.repeat(_BACKWARD) if work.as_history else given
-            yield number, PlacedEvents(places, given, [*map(Unpacker(room_ids[0]).unpack, packed, orderings)])
+            yield number, EventsInMemory(places, given, [*map(Unpacker(room_ids[0]).unpack, packed, orderings)])
 
 
 def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> int:

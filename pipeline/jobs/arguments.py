@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any
 
 from pipeline.errors import UnusableArguments
-from pipeline.spark.masters import check_master, given_master
+from pipeline.spark.masters import check_master, master_argument
 from streams.runtime.moments import FORMS, moment_ms
 
 __all__ = [
@@ -136,7 +136,7 @@ _OPTIONS: Mapping[Type, Mapping[str, Any]] = {
     Type.WHOLE: {"type": int},
     Type.FLAG: {"action": "store_true"},
     Type.WHETHER: {"action": argparse.BooleanOptionalAction, "default": None},
-    Type.MASTER: {"type": given_master},
+    Type.MASTER: {"type": master_argument},
 }
 
 

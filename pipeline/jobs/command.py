@@ -22,11 +22,11 @@ from streams.errors import StreamError
 from streams.runtime.command_line import SiteCommand
 from streams.runtime.text import printable
 
-__all__ = ["JobCommand", "JobSubject", "as_command", "told_errors"]
+__all__ = ["JobCommand", "JobSubject", "as_command", "as_command_errors"]
 
 
 @contextmanager
-def told_errors() -> Iterator[None]:
+def as_command_errors() -> Iterator[None]:
     """Raises ``CommandError`` for errors of the block, with status 2 for unusable arguments and 1 for all others.
 
     An ``OSError`` is not changed. ``manage.py`` handles it: a command whose output is closed by its reader ends quietly.
@@ -43,11 +43,11 @@ def told_errors() -> Iterator[None]:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Does what ``told_errors`` does for a job that runs with the rights of the command's user.
+    """Does what ``as_command_errors`` does for a job that runs with the rights of the command's user.
 
     Such a job may name any folder. ``OSError`` becomes a ``CommandError`` with status 1, too.
     """
-    with told_errors(), any_folder():
+    with as_command_errors(), any_folder():
         try:
             yield
         except OSError as error:

@@ -21,7 +21,7 @@ from django.db.models.functions import Now
 from pipeline.errors import JobCancelled, JobInterrupted
 from pipeline.jobs.history import remove_old_jobs
 from pipeline.jobs.rows import JobLock, hold_lock, killed_jobs
-from pipeline.jobs.run import QUEUE_CHANNEL, Keeper, carry_out, job_kinds, take_over
+from pipeline.jobs.run import QUEUE_CHANNEL, ProcessLink, carry_out, claim_queued_job, job_kinds
 from pipeline.models import Job, JobState
 from streams.db.driver import DatabaseError
 from streams.reading.notify import NotifyListener
@@ -157,7 +157,7 @@ class JobServer:
         """
         queued = Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(job_kinds())).order_by("pk")
         for number in list(queued.values_list("pk", flat=True)[:100]):
-            job = take_over(lock, number, self._using)
+            job = claim_queued_job(lock, number, self._using)
             if job is not None:
                 self._carry_out(job, lock)
                 lock.give_back(job.pk)
@@ -168,7 +168,7 @@ class JobServer:
         begun = time.monotonic()
         self._say(f"job {job.pk}: {job.kind}, asked for by {job.asked_by}")
         try:
-            carry_out(job, self._using, self._stream, keeper=Keeper(lock, lambda: self._stopping))
+            carry_out(job, self._using, self._stream, keeper=ProcessLink(lock, lambda: self._stopping))
         except (JobCancelled, JobInterrupted) as error:
             self._say(f"job {job.pk}: {error}")
         except Exception as error:  # noqa: BLE001 - the next job must run all the same; the row has the reason

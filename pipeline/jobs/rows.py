@@ -27,16 +27,16 @@ from streams.maintenance.subjects import asked_by
 __all__ = [
     "CancelOutcome",
     "JobLock",
-    "abandoned_jobs",
     "at_work_here",
     "begin_job",
     "cancel_job",
+    "claim_abandoned_jobs",
+    "claim_resumable_job",
     "close_killed",
     "end_cancelled_job",
     "end_run",
     "hold_lock",
     "killed_jobs",
-    "resumable_job",
     "show_progress",
     "storable_arguments",
 ]
@@ -120,7 +120,7 @@ def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str
     return row
 
 
-def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job | None:
+def claim_resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job | None:
     """Takes over the newest job of this kind that ended early with exactly these arguments.
 
     Returns the job, whose lock this process then holds, or null if there is none. A job ended early if it failed or was
@@ -137,7 +137,7 @@ def resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using:
     return None
 
 
-def abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) -> list[int]:
+def claim_abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) -> list[int]:
     """Returns the unfinished jobs of a kind that no process works on, except ``keep``.
 
     Those that were killed are marked as failed. The lock of each stays with this process, so that no other process resumes a

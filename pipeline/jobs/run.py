@@ -29,11 +29,11 @@ from pipeline.jobs.rows import (
     JobLock,
     at_work_here,
     begin_job,
+    claim_resumable_job,
     close_killed,
     end_cancelled_job,
     end_run,
     hold_lock,
-    resumable_job,
     show_progress,
     storable_arguments,
 )
@@ -53,14 +53,14 @@ __all__ = [
     "Count",
     "JobKind",
     "JobRun",
-    "Keeper",
+    "ProcessLink",
     "carry_out",
     "check_arguments",
+    "claim_queued_job",
     "job_kinds",
     "queue_job",
     "register",
     "run_job",
-    "take_over",
 ]
 
 log = get_logger(__name__)
@@ -173,7 +173,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeper:
+class ProcessLink:
     """The link of a run to its process: the lock of the job, and a function that returns true when the process is to stop."""
 
     lock: JobLock | None = None
@@ -187,14 +187,14 @@ class Keeper:
 class JobRun:
     """One run of a job in this process, as its kind sees it."""
 
-    def __init__(self, job: Job, using: str, stream: TextIO, keeper: Keeper | None = None) -> None:
+    def __init__(self, job: Job, using: str, stream: TextIO, keeper: ProcessLink | None = None) -> None:
         if not isinstance(job.arguments, dict):
             raise UnusableArguments(f"The arguments of job {job.pk} are no JSON object. Queue another one.")
         self.id = job.pk
         self.kind: str = job.kind
         self.arguments: Mapping[str, Any] = job.arguments
         self.using = using
-        self._keeper = keeper or Keeper()
+        self._keeper = keeper or ProcessLink()
         self._progress = Progress(stream, self._store)
         self._unit = ""
         self._looked = time.monotonic()
@@ -289,9 +289,9 @@ def run_job(
     alias = using or stream_settings().database
     checked = check_arguments(name, arguments, alias)
     with hold_lock(alias) as lock:
-        ended = resumable_job(lock, name, checked, alias) if resume else None
+        ended = claim_resumable_job(lock, name, checked, alias) if resume else None
         job = ended or begin_job(lock, name, checked, alias)
-        summary = carry_out(job, alias, stream or sys.stderr, work, Keeper(lock))
+        summary = carry_out(job, alias, stream or sys.stderr, work, ProcessLink(lock))
         # This run has done the work of killed jobs with the same arguments, so none of them is to be resumed.
         close_killed(lock, alias, kind=name, arguments=dict(checked))
         return summary
@@ -338,14 +338,14 @@ def _work(run: JobRun) -> Mapping[str, Any]:
 
 
 def carry_out(
-    job: Job, using: str, stream: TextIO, work: Work | None = None, keeper: Keeper | None = None
+    job: Job, using: str, stream: TextIO, work: Work | None = None, keeper: ProcessLink | None = None
 ) -> Mapping[str, Any]:
     """Does the work of a job whose lock this process holds, and writes into its row how it ended. Returns the summary.
 
     ``work`` replaces the work of the kind. Raises the errors of the work, and ``JobLost`` if another process has begun
     the job meanwhile. A run that lost its lock writes nothing, because the row belongs to the next run.
     """
-    keeper = keeper or Keeper()
+    keeper = keeper or ProcessLink()
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
     try:
         with past_pooler(using):
@@ -375,7 +375,7 @@ def _put_back(job: Job, using: str) -> None:
         cursor.execute("SELECT pg_notify(%s, %s)", [channel(cursor, QUEUE_CHANNEL), str(job.pk)])
 
 
-def _fail(job: Job, using: str, error: BaseException, keeper: Keeper) -> None:
+def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> None:
     """Marks a job as failed. A queued job whose lock is gone, as after a restart of the database, is left to be begun again."""
     why = masked(str(error)) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():
@@ -390,7 +390,7 @@ def _fail(job: Job, using: str, error: BaseException, keeper: Keeper) -> None:
             end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
 
 
-def take_over(lock: JobLock, job: int, using: str) -> Job | None:
+def claim_queued_job(lock: JobLock, job: int, using: str) -> Job | None:
     """Takes the lock of a queued job and marks it as running here. Returns null if another has it or it waits no more."""
     if not lock.take(job):
         return None

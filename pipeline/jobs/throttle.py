@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-__all__ = ["resting"]
+__all__ = ["throttled"]
 
 _REST = 1.15
 """Seconds of rest for each second of work."""
@@ -14,7 +14,7 @@ _LONGEST_REST = 1.5
 Step = TypeVar("Step")
 
 
-def resting(steps: Iterable[Step]) -> Iterator[Step]:
+def throttled(steps: Iterable[Step]) -> Iterator[Step]:
     """Yields the steps, and rests after each for 1.15 times the time that it took, 1.5 seconds at most.
 
     A step's time includes the caller's work on it.

@@ -17,7 +17,7 @@ from django.db import Error as DjangoDatabaseError
 from django.db import transaction
 
 from events.sync.feeds import FEEDS
-from pipeline.feeds.write import Stretch, write_feeds
+from pipeline.feeds.write import StreamRange, write_feeds
 from pipeline.live.ledger import BatchOffsets, Vectors, hold_ledger, set_ledger
 from streams.conf import stream_settings
 from streams.core.positions import Stored, linear_position
@@ -135,7 +135,7 @@ class FeedsTable:
             cursor.execute(_NEXT, {"low": low, "upto": upto, "limit": _STRETCH_EVENTS})
             events, last = cursor.fetchone()
             step = last if events == _STRETCH_EVENTS else upto
-            write_feeds(cursor, Stretch(low, step), self._server_name, self._limit)
+            write_feeds(cursor, StreamRange(low, step), self._server_name, self._limit)
             low, listed = step, listed + events
         move_cursor(cursor, self._owner, _STREAM, (token, VectorToken(upto)), (listed, 0))
         self._writers = dict.fromkeys(stored, upto)

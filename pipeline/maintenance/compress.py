@@ -11,13 +11,13 @@ from typing import Any
 
 from events.arguments import can_be_stored
 from events.errors import CompressionRefused, CompressionWentWrong, PurgeRefused
-from events.maintenance.group_compaction import RoomCompression, group_rows
+from events.maintenance.group_compaction import RoomCompaction, group_rows
 from events.maintenance.group_gc import rooms_with_groups
-from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_history import purge_lock
 from pipeline.errors import JobCancelled, PipelineError, UnusableArguments
 from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
 from pipeline.jobs.run import Count, JobKind, JobRun
-from pipeline.jobs.throttle import resting
+from pipeline.jobs.throttle import throttled
 from state.groups.compaction import WrittenRows
 
 __all__ = ["CompressStateKind"]
@@ -121,7 +121,7 @@ class _Rooms:
         if not can_be_stored(room_id):
             self._unknown.append(room_id)
             return
-        work = RoomCompression(room_id, using)
+        work = RoomCompaction(room_id, using)
         try:
             work.plan()
             if not work.before.groups:
@@ -131,7 +131,7 @@ class _Rooms:
             elif self._run.arguments["dry_run"]:
                 self._note(work, work.foreseen, work.events)
             else:
-                with only_purge(room_id, using):
+                with purge_lock(room_id, using):
                     work.plan()  # planned again under the lock: a purge may have ended since the first plan
                     if not self._is_worth_it(work):
                         self._skipped += 1
@@ -143,22 +143,22 @@ class _Rooms:
         except (CompressionRefused, CompressionWentWrong) as error:
             self._failed[room_id] = str(error)
 
-    def _is_worth_it(self, work: RoomCompression) -> bool:
+    def _is_worth_it(self, work: RoomCompaction) -> bool:
         return work.saving() > 0 and work.saving() >= self._run.arguments["least_saving"]
 
-    def _note(self, work: RoomCompression, after: WrittenRows, moved: int) -> None:
+    def _note(self, work: RoomCompaction, after: WrittenRows, moved: int) -> None:
         self._compressed += 1
         self._moved += moved
         self._before, self._after = _sum(self._before, work.before), _sum(self._after, after)
 
-    def _carry_out(self, work: RoomCompression, rooms: Count | None) -> None:
+    def _carry_out(self, work: RoomCompaction, rooms: Count | None) -> None:
         try:
             if rooms is not None:
-                for _ in resting(work.carry_out()):
+                for _ in throttled(work.carry_out()):
                     self._run.step()
                 return
             with self._run.stage("events", work.events, "events") as count:
-                for moved in resting(work.carry_out()):
+                for moved in throttled(work.carry_out()):
                     count.add(moved - count())
         except (JobCancelled, CompressionWentWrong):  # new groups that no event has yet are deleted
             for _ in work.clean_up():

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from django.db import connections, transaction
 
 from events.integrity.repair import resync_room
-from events.maintenance.restore import tell_of_restored
-from events.persist.room_cache import forget_kept
+from events.maintenance.restore import invalidate_cached_events
+from events.persist.room_cache import clear_caches
 from pipeline.errors import JavaMissing, SparkFailed
 from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import JobRun
 from pipeline.maintenance import resync_executor as on_executors
 from pipeline.maintenance.resync_executor import RoomAnswer, RoomsWork
-from pipeline.spark.run_tasks import last_words
+from pipeline.spark.run_tasks import error_summary
 from pipeline.spark.site_session import site_session
 from streams.caching import invalidate_room_state
 from streams.db.driver import dsn
@@ -32,7 +32,7 @@ from streams.db.driver import dsn
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["EVENTS_IN_PROCESS", "ManyRooms", "SizedRoom", "pack", "tell_mended"]
+__all__ = ["EVENTS_IN_PROCESS", "ManyRooms", "SizedRoom", "announce_repaired", "pack"]
 
 EVENTS_IN_PROCESS = 50_000
 """The most events that are checked without Spark: starting Spark takes as long as checking them."""
@@ -78,7 +78,7 @@ def pack(rooms: Sequence[SizedRoom], events: int = _EVENTS_PER_TASK) -> Iterator
         yield found
 
 
-def tell_mended(using: str) -> int:
+def announce_repaired(using: str) -> int:
     """Notifies every process of the rooms that executors repaired, and deletes the rows that record them. Returns how many.
 
     Each row is handled exactly once, by any of the processes that call this at a time.
@@ -93,12 +93,12 @@ def tell_mended(using: str) -> int:
             for room_id, user_ids in found:
                 invalidate_room_state(room_id, user_ids)
             if found:
-                tell_of_restored()  # last: readers of the stream wait for the position until the transaction ends
+                invalidate_cached_events()  # last: readers of the stream wait for the position until the transaction ends
         told += len(found)
         if not found:
             break
     if told:
-        forget_kept()
+        clear_caches()
     return told
 
 
@@ -123,7 +123,7 @@ class ManyRooms:
         The events of rooms count as done when the caller asks for the answer after theirs. The caller adds each room to
         ``progress``.
         """
-        tell_mended(self._run.using)  # rooms that a killed run repaired without notifying
+        announce_repaired(self._run.using)  # rooms that a killed run repaired without notifying
         parts = self._parts(rooms)
         first = next(parts, [])
         # The total is known if all rooms are in the first part.
@@ -194,7 +194,7 @@ class ManyRooms:
                 for done, answers in tasks.ended():
                     # A room in which nothing was repaired has the same report twice; pickle keeps that.
                     if any(found.before is not found.after for found in answers):
-                        tell_mended(self._run.using)
+                        announce_repaired(self._run.using)
                     yield done, answers
                 self._run.step()
         finally:
@@ -243,5 +243,5 @@ def _ask(spark: SparkSession, group: str, work: RoomsWork, room_ids: Sequence[st
         tasks = context.parallelize([list(room_ids)], 1)
         answers: list[Any] = tasks.map(lambda rooms: on_executors.resync_rooms(work, rooms)).collect()
     except (PySparkException, Py4JError) as error:  # the text is read now: that needs the JVM, which may be gone later
-        raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
+        raise SparkFailed(f"Spark could not finish: {error_summary(str(error))}") from None
     return list(answers[0])

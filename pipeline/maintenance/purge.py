@@ -19,8 +19,8 @@ from events.maintenance.purge_history import (
     PurgeRequest,
     count_purged,
     foresee_history,
-    only_purge,
     purge_events,
+    purge_lock,
     room_figures,
 )
 from events.maintenance.retention import retention_cuts
@@ -28,7 +28,7 @@ from pipeline.archive.cut import check_cut, cut_arguments, depth_of_cut
 from pipeline.archive.kind import ARCHIVE, archive_first, check_archive
 from pipeline.jobs.arguments import JSON, ROOM, YES, Argument, Type, dry_run
 from pipeline.jobs.run import JobKind, JobRun
-from pipeline.jobs.throttle import resting
+from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge_words import history_words
 from streams.runtime.text import printable
 
@@ -76,7 +76,7 @@ class PurgeHistoryKind(JobKind):
     def _purge(self, run: JobRun, purge: Purge) -> Mapping[str, Any]:
         told, using = run.arguments, run.using
         request = PurgeRequest(told["room"], depth_of_cut(told, using) or 0, told["delete_local"], using)
-        with only_purge(request.room_id, using):
+        with purge_lock(request.room_id, using):
             before = room_figures(request.room_id, using)
             run.note_before(before)
             events, groups, after, archived = purge(run, request, before)
@@ -143,7 +143,7 @@ def _carry_out(
         request, archived = archive_first(run, request)
         to_purge = count_purged(request)
     with run.stage("events", to_purge, "events") as count:
-        for events in resting(purge_events(request)):
+        for events in throttled(purge_events(request)):
             count.add(events.deleted + events.became_outliers - count())
     groups = purge_groups(run, [request.room_id])
     return events, groups, room_figures(request.room_id, run.using), archived
@@ -155,7 +155,7 @@ def purge_groups(run: JobRun, room_ids: Iterable[str]) -> GroupsPurged:
     for room_id in room_ids:
         purge = GroupPurge(room_id, run.using, plan_groups(room_id, run.using))
         with run.stage("state groups", purge.total, "groups") as count:
-            for done in resting(purge.carry_out()):
+            for done in throttled(purge.carry_out()):
                 count.add(done.groups - count())
         _add(total, purge.done)
     return total
@@ -204,7 +204,7 @@ class PurgeOrphansKind(JobKind):
 
         def purge(room_id: str) -> GroupsPurged:
             # Restoring an archive takes the same lock: it inserts groups first and their events later.
-            with only_purge(room_id, run.using):
+            with purge_lock(room_id, run.using):
                 return purge_groups(run, [room_id])
 
         return self._purge(run, purge)
@@ -263,7 +263,7 @@ class PurgeRetentionKind(JobKind):
         for room_id, cut in retention_cuts(time.time_ns() // 1_000_000, run.using):
             request = PurgeRequest(room_id, cut, delete_local=True, using=run.using)
             try:
-                with only_purge(room_id, run.using):
+                with purge_lock(room_id, run.using):
                     events, gone, _, _ = purge(run, request, room_figures(room_id, run.using))
             except PurgeRefused:
                 busy.append(room_id)

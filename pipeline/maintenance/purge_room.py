@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from events.errors import PurgeRefused
-from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_history import purge_lock
 from events.maintenance.purge_room import RoomPurge, is_purging
 from pipeline.archive.kind import ARCHIVE, archive_facts, check_archive
 from pipeline.archive.write import ArchiveRequest, archive_room
 from pipeline.jobs.arguments import JSON, ROOM, YES, Argument, OneOf, Type, dry_run
 from pipeline.jobs.run import JobKind, JobRun
-from pipeline.jobs.throttle import resting
+from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge import table_lines
 from pipeline.maintenance.purge_words import room_words
 from pipeline.models import Job
@@ -63,7 +63,7 @@ class PurgeRoomKind(JobKind):
 
     def _purge(self, run: JobRun, carry_out: Callable[[JobRun, RoomPurge], dict[str, Any]]) -> Mapping[str, Any]:
         told, using = run.arguments, run.using
-        with only_purge(told["room"], using):
+        with purge_lock(told["room"], using):
             purge = RoomPurge(told["room"], using)
             before = purge.figures()
             run.note_before(before)
@@ -102,7 +102,7 @@ class PurgeRoomKind(JobKind):
         by = Job.objects.using(run.using).get(pk=run.id).asked_by
         purge.begin(by, block=told["block"], force=told["force"], positions=positions)
         with run.stage("rows", sum(purge.figures().values()), "rows") as count:
-            for done in resting(purge.carry_out()):
+            for done in throttled(purge.carry_out()):
                 count.add(sum(asdict(done).values()) - count())
         return facts
 

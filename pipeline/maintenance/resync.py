@@ -16,10 +16,10 @@ from django.db import connections, transaction
 from django.db.models import F
 
 from events.arguments import can_be_stored
-from events.integrity.compare import EVERYTHING, SUBJECTS, concerns
+from events.integrity.compare import EVERYTHING, SUBJECTS, includes_subject
 from events.integrity.repair import all_rooms
 from events.models import CurrentState, Room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from pipeline.errors import PipelineError, UnusableArguments
 from pipeline.feeds.check import check_feeds
 from pipeline.jobs.arguments import ALL_ROOMS, JSON, ROOMS, Argument, Type, dry_run
@@ -185,9 +185,11 @@ class _Rooms:
         self._wrong += before.of(what) > 0
         self._doubtful += after.doubtful
         for totals, report in ((self._before, before), (self._after, after)):
-            totals.update({table: count for (found, table), count in report.totals.items() if concerns(what, found)})
+            totals.update(
+                {table: count for (found, table), count in report.totals.items() if includes_subject(what, found)}
+            )
         for difference in before.differences:
-            if concerns(what, difference.subject) and len(self._listed) < _MOST_LISTED:
+            if includes_subject(what, difference.subject) and len(self._listed) < _MOST_LISTED:
                 self._listed.append({"room_id": answer.room_id, **difference.as_json()})
 
 
@@ -201,7 +203,7 @@ def resync_caches(room_id: str, using: str) -> bool:
             return False
         members = CurrentState.objects.using(using).filter(room_id=room_id, type="m.room.member")
         invalidate_room_state(room_id, members.order_by("state_key").values_list("state_key", flat=True))
-    forget_kept()
+    clear_caches()
     return True
 
 

@@ -18,9 +18,9 @@ import psycopg2
 
 from events.errors import RangesDisagree
 from events.integrity.compare import RoomReport
-from events.integrity.room_mending import Found, find_damage, left_as_it_is, mend_room
+from events.integrity.room_mending import Found, find_damage, left_as_it_is, repair_room
 from streams.db.long_transactions import NO_LIMITS_IN_SESSION
-from streams.runtime.gc_pause import collector_paused, keep_for_good
+from streams.runtime.gc_pause import collector_paused, freeze_objects
 
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
@@ -64,7 +64,7 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
         return [_resync(connection, work, room_id) for room_id in room_ids]
     finally:
         connection.close()
-        keep_for_good()
+        freeze_objects()
 
 
 def _resync(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
@@ -80,7 +80,7 @@ def _looked_at(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
     try:
         # One transaction: if the task is killed, the repair and the record of it are both stored, or neither.
         with connection, connection.cursor() as cursor:
-            mended = mend_room(cursor, room_id, work.subject, found)
+            mended = repair_room(cursor, room_id, work.subject, found)
             if mended is not None and mended.moved is not None:
                 cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
     except RangesDisagree as error:  # the transaction was rolled back

@@ -19,7 +19,7 @@ from streams import registry
 from streams.core.declaration import ColumnKind
 from streams.stream import Stream
 from streams.writing.process import current_writer
-from streams.writing.side_effects import keep_newest_of
+from streams.writing.side_effects import compact_keys
 
 __all__ = ["Appended", "StagedWrite", "append_staged", "sweep"]
 
@@ -197,7 +197,7 @@ def _keep_newest(cursor: Any, write: StagedWrite, stream: Stream) -> None:
     )
     values = [row[0] for row in cursor.fetchall()]
     for start in range(0, len(values), _VALUES_PER_STATEMENT):
-        keep_newest_of(cursor, table, values[start : start + _VALUES_PER_STATEMENT])
+        compact_keys(cursor, table, values[start : start + _VALUES_PER_STATEMENT])
 
 
 def _quoted(name: str) -> str:

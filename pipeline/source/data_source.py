@@ -53,10 +53,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from pipeline.source.filters import Condition, accepted, token_range, writers_of
-from pipeline.source.offsets import Piece, Stretch, Vector, cut_vector, pieces, stretches, within
+from pipeline.source.offsets import PartitionRange, Range, Vector, cut_vector, pieces, stretches, within
 from pipeline.source.options import ReadOptions, WriteOptions
 from pipeline.source.positions import SourcePositions, known_positions
-from pipeline.source.read_rows import Reading, read_piece
+from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.source.reader_row import ReaderRow, store_reader
 from pipeline.source.schemas import chosen_columns, declaration_of, spark_schema
 from pipeline.source.sql import cuts_sql
@@ -115,15 +115,15 @@ class _Facts:
         self.options = options
         self.declaration = declaration_of(options.stream)
         names = chosen_columns(self.declaration, schema)
-        self.reading = Reading(options.dsn, options.stream, names, unbroken=self.unbroken)
+        self.reading = ReadParameters(options.dsn, options.stream, names, unbroken=self.unbroken)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition.value, Piece):  # if there are no partitions, Spark passes one of its own
+        if isinstance(partition.value, PartitionRange):  # if there are no partitions, Spark passes one of its own
             yield from read_piece(self.reading, partition.value)
             _leave_to_itself()
 
     def cuts(
-        self, cursor: Any, moved: Mapping[str, Stretch], limit: int | None = None, conditions: Sequence[Condition] = ()
+        self, cursor: Any, moved: Mapping[str, Range], limit: int | None = None, conditions: Sequence[Condition] = ()
     ) -> list[tuple[int, int]]:
         """Returns (row number, token) of the rows at which to cut; see ``cuts_sql``."""
         whole = pieces(moved, [])
@@ -133,7 +133,7 @@ class _Facts:
         found: list[tuple[int, int]] = cursor.fetchall()
         return found
 
-    def partitions_at(self, moved: Mapping[str, Stretch], cuts: Sequence[tuple[int, int]]) -> list[InputPartition]:
+    def partitions_at(self, moved: Mapping[str, Range], cuts: Sequence[tuple[int, int]]) -> list[InputPartition]:
         """Returns the stretches as partitions, cut after every row whose number is a multiple of ``rowsPerPartition``."""
         size = self.options.rows_per_partition
         return [InputPartition(piece) for piece in pieces(moved, [token for n, token in cuts if n % size == 0])]
@@ -230,7 +230,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._connection.close()
             self._connection = None
 
-    def _moved(self, begin: Vector, end: Vector) -> dict[str, Stretch]:
+    def _moved(self, begin: Vector, end: Vector) -> dict[str, Range]:
         """Returns the stretches to read. In recorded streams and streams in memory a new writer begins at 0."""
         return stretches(begin, end, from_zero=is_recorded(self.options.stream) or self.declaration.in_memory)
 

@@ -14,11 +14,11 @@ from itertools import pairwise
 
 from streams.core.positions import Stored, linear_position, position_of, positions_to_show
 
-__all__ = ["Bound", "Piece", "Stretch", "Vector", "cut_vector", "pieces", "stretches", "target_vector", "within"]
+__all__ = ["Bound", "PartitionRange", "Range", "Vector", "cut_vector", "pieces", "stretches", "target_vector", "within"]
 
 Vector = dict[str, int]
 #: The range of one writer's facts to read: ``(after, upto]``.
-Stretch = tuple[int, int]
+Range = tuple[int, int]
 #: Maximum number of partitions of one read.
 MOST_PIECES = 10_000
 
@@ -33,7 +33,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PartitionRange:
     """The share of one partition. It contains all that an executor needs to find the rows."""
 
     bounds: tuple[Bound, ...]
@@ -71,7 +71,7 @@ def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int 
     return dict(sorted(end.items()))
 
 
-def stretches(start: Mapping[str, int], end: Mapping[str, int], *, from_zero: bool = False) -> dict[str, Stretch]:
+def stretches(start: Mapping[str, int], end: Mapping[str, int], *, from_zero: bool = False) -> dict[str, Range]:
     """Returns the range to read of each writer that moved.
 
     A writer that is missing in ``start`` begins at the lowest entry of ``start``, or with ``from_zero`` at 0.
@@ -80,7 +80,7 @@ def stretches(start: Mapping[str, int], end: Mapping[str, int], *, from_zero: bo
     return {writer: (after, upto) for writer, (after, upto) in found.items() if upto > after}
 
 
-def within(moved: Mapping[str, Stretch], after: int | None, upto: int | None) -> dict[str, Stretch]:
+def within(moved: Mapping[str, Range], after: int | None, upto: int | None) -> dict[str, Range]:
     """Returns the stretches limited to ``(after, upto]``, without those that are then empty."""
     cut = {
         writer: (first if after is None else max(first, after), last if upto is None else min(last, upto))
@@ -89,7 +89,7 @@ def within(moved: Mapping[str, Stretch], after: int | None, upto: int | None) ->
     return {writer: (first, last) for writer, (first, last) in cut.items() if last > first}
 
 
-def pieces(moved: Mapping[str, Stretch], cuts: Sequence[int]) -> list[Piece]:
+def pieces(moved: Mapping[str, Range], cuts: Sequence[int]) -> list[PartitionRange]:
     """Returns the stretches cut after each token of ``cuts``, which are ascending. The rows of a token stay together.
 
     If there would be more than ``MOST_PIECES`` pieces, only every n-th cut is used.
@@ -104,8 +104,8 @@ def pieces(moved: Mapping[str, Stretch], cuts: Sequence[int]) -> list[Piece]:
     return [piece for piece in found if piece.bounds]
 
 
-def _piece(moved: Mapping[str, Stretch]) -> Piece:
-    by_stretch: dict[Stretch, list[str]] = {}
+def _piece(moved: Mapping[str, Range]) -> PartitionRange:
+    by_stretch: dict[Range, list[str]] = {}
     for writer, stretch in sorted(moved.items()):
         by_stretch.setdefault(stretch, []).append(writer)
-    return Piece(tuple(Bound(tuple(writers), after, upto) for (after, upto), writers in by_stretch.items()))
+    return PartitionRange(tuple(Bound(tuple(writers), after, upto) for (after, upto), writers in by_stretch.items()))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg2.extensions
 
 from pipeline.source.filters import Condition, literal, tables_of
-from pipeline.source.offsets import Piece
+from pipeline.source.offsets import PartitionRange
 from pipeline.source.schemas import arrow_schema, declaration_of
 from pipeline.source.sql import rows_of_piece_sql
 from streams.core.tokens import VectorToken
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from streams.core.declaration import FactTable
 
-__all__ = ["Reading", "read_piece"]
+__all__ = ["ReadParameters", "read_piece"]
 
 _BATCH_BYTES = 4 * 1024 * 1024
 _RECEIVED = "received_at_ms"
@@ -42,7 +42,7 @@ _kept: list[tuple[str, Any]] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadParameters:
     """The parameters of a read, the same for all its pieces. With ``unbroken`` it is an error if facts were trimmed."""
 
     dsn: str
@@ -52,7 +52,7 @@ class Reading:
     unbroken: bool = False
 
 
-def read_piece(reading: Reading, piece: Piece) -> Iterator[pa.RecordBatch]:
+def read_piece(reading: ReadParameters, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
     """Yields the rows as Arrow batches, table by table, each table by ascending tokens.
 
     With ``unbroken``, raises ``ResyncNeeded`` after the last row if facts of the piece were trimmed.
@@ -109,7 +109,7 @@ def _ask(connection: Any, statement: str) -> None:
         cursor.fetchall()
 
 
-def _rows_of(cursor: Any, reading: Reading, table: FactTable, piece: Piece) -> Iterator[pa.RecordBatch]:
+def _rows_of(cursor: Any, reading: ReadParameters, table: FactTable, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
     declaration = declaration_of(reading.stream)
     schema = arrow_schema(declaration, reading.names)
     cursor.execute(rows_of_piece_sql(declaration, table, piece, reading.names, reading.conditions))
@@ -143,7 +143,7 @@ def _milliseconds(column: pa.Array) -> pa.Array:
     return compute.divide(microseconds, 1000)
 
 
-def _check_whole(cursor: Any, stream: str, piece: Piece) -> None:
+def _check_whole(cursor: Any, stream: str, piece: PartitionRange) -> None:
     mark = trim_mark(cursor, stream)
     for bound in piece.bounds:
         after = VectorToken(bound.after)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.source.filters import Condition, condition_sql, literal, tables_of
-from pipeline.source.offsets import Bound, Piece
+from pipeline.source.offsets import Bound, PartitionRange
 from pipeline.source.schemas import COMMON_COLUMNS
 from streams.core.declaration import ColumnKind, FactTable, StreamDeclaration
 from streams.core.queries import bounds_sql, order_sql, token_sql
@@ -22,7 +22,7 @@ _COMMON = {name for name, _ in COMMON_COLUMNS}
 def rows_of_piece_sql(
     declaration: StreamDeclaration,
     table: FactTable,
-    piece: Piece,
+    piece: PartitionRange,
     names: Sequence[str],
     conditions: Sequence[Condition] = (),
 ) -> str:
@@ -54,7 +54,11 @@ def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> 
 
 
 def cuts_sql(
-    declaration: StreamDeclaration, piece: Piece, size: int, limit: int | None, conditions: Sequence[Condition] = ()
+    declaration: StreamDeclaration,
+    piece: PartitionRange,
+    size: int,
+    limit: int | None,
+    conditions: Sequence[Condition] = (),
 ) -> str:
     """Returns the query for the rows at which a piece is cut into partitions, as (row number, token), ascending.
 
@@ -76,7 +80,9 @@ def cuts_sql(
     )
 
 
-def _where(declaration: StreamDeclaration, table: FactTable, piece: Piece, conditions: Sequence[Condition]) -> str:
+def _where(
+    declaration: StreamDeclaration, table: FactTable, piece: PartitionRange, conditions: Sequence[Condition]
+) -> str:
     parts = [
         bounds_sql(declaration, table, str(piece.after), str(piece.upto)),
         f"({' OR '.join(_bound_sql(declaration, table, piece, bound) for bound in piece.bounds)})",
@@ -85,7 +91,7 @@ def _where(declaration: StreamDeclaration, table: FactTable, piece: Piece, condi
     return " AND ".join(parts)
 
 
-def _bound_sql(declaration: StreamDeclaration, table: FactTable, piece: Piece, bound: Bound) -> str:
+def _bound_sql(declaration: StreamDeclaration, table: FactTable, piece: PartitionRange, bound: Bound) -> str:
     sql = f"{table.writer_column} IN ({', '.join(map(literal, bound.writers))})"
     if (bound.after, bound.upto) == (piece.after, piece.upto):
         return sql

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["check_executors", "look_around"]
+__all__ = ["check_executors", "find_missing"]
 
 #: Modules that tasks import. Each imports the packages that it needs.
 TASK_MODULES = (
@@ -39,7 +39,7 @@ _MOST_ASKED = 64
 _GROUP = "replsite check"
 
 
-def look_around(dsn: str) -> dict[str, str]:
+def find_missing(dsn: str) -> dict[str, str]:
     """Returns what is missing in this executor: {name: error}. Empty if nothing is."""
     missing = {}
     for name in TASK_MODULES:
@@ -92,7 +92,7 @@ def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[
 
 
 class _Question(threading.Thread):
-    """A Spark job with one task for each core. Each task calls ``look_around``."""
+    """A Spark job with one task for each core. Each task calls ``find_missing``."""
 
     def __init__(self, spark: SparkSession, dsn: str) -> None:
         super().__init__(name="executor check", daemon=True)
@@ -121,7 +121,7 @@ def _answers(dsn: str) -> Any:
         import pyarrow  # noqa: PLC0415
 
         for batch in batches:
-            missing = [json.dumps(look_around(dsn))] * batch.num_rows
+            missing = [json.dumps(find_missing(dsn))] * batch.num_rows
             yield pyarrow.RecordBatch.from_pydict({"host": [socket.gethostname()] * batch.num_rows, "missing": missing})
 
     return each

@@ -18,8 +18,8 @@ __all__ = [
     "check_master",
     "check_master_answers",
     "driver_address",
-    "given_master",
     "is_local",
+    "master_argument",
     "retrying",
 ]
 
@@ -41,7 +41,7 @@ def check_master(master: str) -> str:
     return master
 
 
-def given_master(text: str) -> str:
+def master_argument(text: str) -> str:
     """Checks the master as the argparse type of ``--master``. An error ends the command with status 2 before any work."""
     try:
         return check_master(text)

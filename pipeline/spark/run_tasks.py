@@ -11,7 +11,7 @@ from pipeline.errors import SparkFailed
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["finished_tasks", "last_words", "run_tasks"]
+__all__ = ["error_summary", "finished_tasks", "run_tasks"]
 
 _ERROR_NAMED = re.compile(r"[\w.]+(Error|Exception|Refused|Missing)\b|psycopg2\.errors\.\w+:")
 
@@ -25,11 +25,11 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
         return []
 
     def each(numbers: Iterable[int]) -> Iterable[str]:
-        from streams.runtime.gc_pause import keep_for_good  # noqa: PLC0415 - in the executor
+        from streams.runtime.gc_pause import freeze_objects  # noqa: PLC0415 - in the executor
 
         for number in numbers:
             yield work(number)
-        keep_for_good()
+        freeze_objects()
 
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -38,7 +38,7 @@ def run_tasks(spark: SparkSession, tasks: int, work: Callable[[int], str]) -> li
         return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(each).collect()
     # The text of these errors comes from the JVM, which may be gone when it is printed. So it is read now.
     except (PySparkException, Py4JError) as error:
-        raise SparkFailed(f"Spark could not finish: {last_words(str(error))}") from None
+        raise SparkFailed(f"Spark could not finish: {error_summary(str(error))}") from None
 
 
 def finished_tasks(spark: SparkSession) -> int:
@@ -48,7 +48,7 @@ def finished_tasks(spark: SparkSession) -> int:
     return sum(stage.numCompletedTasks for stage in stages if stage is not None)
 
 
-def last_words(text: str) -> str:
+def error_summary(text: str) -> str:
     """Returns the line of a remote traceback that names the error, and the place in the code."""
     lines = [line.strip() for line in text.splitlines()]
     python = [

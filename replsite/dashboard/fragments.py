@@ -19,7 +19,7 @@ from urllib.parse import quote
 from django.urls import reverse
 
 from replsite.dashboard.cells import NOTHING, Cell, Group, Page, Row, Tile
-from replsite.dashboard.tables import SHOWN
+from replsite.dashboard.tables import TABLES
 from replsite.humanize import duration
 
 __all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of"]
@@ -66,7 +66,7 @@ def render(page: Page, rights: frozenset[str], now: datetime | None = None) -> F
 
     With ``now``, the ages at that moment are written into it, for a page without JavaScript.
     """
-    shown = {name: page[name] for name in SHOWN}  # type: ignore[literal-required]
+    shown = {name: page[name] for name in TABLES}  # type: ignore[literal-required]
     if SEE_ROOMS not in rights:
         shown["rooms"] = []  # emptied, not left out: a viewer that loses the permission loses the rooms on an open page
     links = {
@@ -142,7 +142,7 @@ def _group(name: str, group: Group, link: str, now: datetime | None) -> tuple[st
 def _row(
     name: str, row: Row, link: str, now: datetime | None, *, folds: bool = False, is_head: bool = False
 ) -> list[str]:
-    table = SHOWN[name]
+    table = TABLES[name]
     who, word, *figures, why = row["cells"]
     is_fine = row["severity"] == "fine"
     tag = f'<tr data-key="{escape(row["key"])}" data-severity="{row["severity"]}"'

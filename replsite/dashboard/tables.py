@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from replsite.dashboard.cells import Column
 from replsite.dashboard.page import JOBS, READERS, ROOMS, STORAGE, STREAMS, WORKERS
 
-__all__ = ["SHOWN", "ShownTable"]
+__all__ = ["TABLES", "TableSpec"]
 
 
 @dataclass(frozen=True, slots=True)
-class ShownTable:
+class TableSpec:
     """The columns of a table and the texts around it. The last column, the sentence, is shown beside the name or status word."""
 
     title: str
@@ -30,43 +30,43 @@ class ShownTable:
         return [column for column in self.columns[:-1] if column.title != "Status" or self.has_words]
 
 
-SHOWN: Mapping[str, ShownTable] = {
-    "streams": ShownTable(
+TABLES: Mapping[str, TableSpec] = {
+    "streams": TableSpec(
         "Streams and writers",
         "How far every writer of every stream is, worst first.",
         "No stream is declared.",
         STREAMS,
         has_menu=True,
     ),
-    "readers": ShownTable(
+    "readers": TableSpec(
         "Readers and connections",
         "Who follows, and how far behind: what was sent to a connection, what a follower has handled.",
         "Nobody follows. Try: manage.py follow tcp://HOST:PORT",
         READERS,
         has_menu=True,
     ),
-    "jobs": ShownTable(
+    "jobs": TableSpec(
         "Jobs",
         "What is at work or waits, and what ended within a day.",
         "No job is at work, and none ended within a day.",
         JOBS,
         has_menu=True,
     ),
-    "storage": ShownTable(
+    "storage": TableSpec(
         "Storage",
         "State groups, the database and its largest tables with their indexes. Rows are PostgreSQL's estimates.",
         "Nothing is known of storage.",
         STORAGE,
         has_words=False,
     ),
-    "rooms": ShownTable(
+    "rooms": TableSpec(
         "Biggest rooms",
         "By events, as the live pipeline counts them.",
         "No room has statistics yet: manage.py pipeline run keeps them.",
         ROOMS,
         has_words=False,
     ),
-    "workers": ShownTable(
+    "workers": TableSpec(
         "Workers",
         "What workers report, and how connections ended, on all servers.",
         "No worker has reported anything.",

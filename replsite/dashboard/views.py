@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 
 from replsite.dashboard.fragments import SEE_ROOMS, changes, render, rights_of
 from replsite.dashboard.page import live_page_data
-from replsite.dashboard.tables import SHOWN
+from replsite.dashboard.tables import TABLES
 from replsite.http.database_down import away_response
 from replsite.snapshot.shared import SHARED
 
@@ -46,7 +46,7 @@ def _live_page(request: HttpRequest) -> HttpResponse:
         "word": page["health"]["word"],
         "shown": shown,
         "tables": [
-            (name, SHOWN[name], groups, storage_at if name in ("storage", "rooms") else snapshot.as_of)
+            (name, TABLES[name], groups, storage_at if name in ("storage", "rooms") else snapshot.as_of)
             for name, groups in shown.tables.items()
             if name != "rooms" or SEE_ROOMS in rights
         ],

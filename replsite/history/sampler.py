@@ -155,7 +155,7 @@ def _tell(cursor: Any, at: datetime, changes: list[Change]) -> None:
     cursor.execute(_FORGET_CHANGES, {"at": at, "days": _KEPT_DAYS, "most": CHANGES_KEPT})
 
 
-def last_words(cursor: Any) -> dict[Subject, tuple[str, int]]:
+def last_statuses(cursor: Any) -> dict[Subject, tuple[str, int]]:
     """Returns the last stored (word, severity) of every subject. With it a new process does not report a status twice."""
     cursor.execute(_LAST_WORDS)
     return {(stream, writer, reader): (word, severity) for stream, writer, reader, word, severity in cursor.fetchall()}
@@ -228,7 +228,7 @@ class Sampler:
                     self._close()
                     return False
                 # The previous holder may have written steps since. Continue from its last stored status words.
-                self._before = last_words(cursor)
+                self._before = last_statuses(cursor)
         return True
 
     def _close(self) -> None:

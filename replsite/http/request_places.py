@@ -30,7 +30,7 @@ from streams.conf import stream_settings
 from streams.replication.protocol.access import address_key, is_among, networks_of
 from streams.runtime.logs import get_logger
 
-__all__ = ["CAME", "LANES", "Busy", "ClientLimit", "Lane", "RequestPlaces"]
+__all__ = ["CAME", "LANES", "Busy", "ClientLimit", "PlacePool", "RequestPlaces"]
 
 log = get_logger(__name__)
 WAIT_SECONDS = 10.0
@@ -65,7 +65,7 @@ class _Place:
         self._idle = loop.call_later(IDLE_SECONDS, self.executor.submit, connections.close_all)
 
 
-class Lane:
+class PlacePool:
     """The places for one kind of request."""
 
     def __init__(self, name: str, places: int, most_waiting: int, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -168,13 +168,13 @@ class RequestPlaces:
     def __init__(self, application: Application, pages: int | None = None) -> None:
         self._application = application
         self._static = f"/{settings.STATIC_URL.lstrip('/')}"
-        self._pages = Lane("pages", pages or int(getattr(settings, "REPLSITE_REQUEST_LIMIT", 20)), 200)
-        self._metrics = Lane("metrics", 4, 1_000)
-        self._health = Lane("health", 2, 1_000)
-        self._catch_up = Lane("catch-up", 8, 200)
-        self._plain = Lane("files", 8, 1_000)
+        self._pages = PlacePool("pages", pages or int(getattr(settings, "REPLSITE_REQUEST_LIMIT", 20)), 200)
+        self._metrics = PlacePool("metrics", 4, 1_000)
+        self._health = PlacePool("health", 2, 1_000)
+        self._catch_up = PlacePool("catch-up", 8, 200)
+        self._plain = PlacePool("files", 8, 1_000)
         # Checking a password keeps a core busy for half a second. Twenty at a time would leave the event loop no CPU.
-        self._logins = Lane("logins", max((os.cpu_count() or 1) // 2, 1), 100)
+        self._logins = PlacePool("logins", max((os.cpu_count() or 1) // 2, 1), 100)
         self._tell_at = 0.0
         LANES[:] = [self._pages, self._metrics, self._health, self._catch_up, self._plain, self._logins]
 
@@ -192,7 +192,7 @@ class RequestPlaces:
         finally:
             _when_idle(place, lambda: lane.leave(place, client))
 
-    def _lane(self, path: str, method: str) -> Lane:
+    def _lane(self, path: str, method: str) -> PlacePool:
         if method == "POST" and path.endswith("/login/"):
             return self._logins
         if path == "/health/live" or path.startswith(self._static):
@@ -265,4 +265,4 @@ async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
 
 
 #: All lanes of this process, for the metrics.
-LANES: list[Lane] = []
+LANES: list[PlacePool] = []

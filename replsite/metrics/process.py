@@ -36,7 +36,7 @@ from streams.replication.transport.addresses import Address
 from streams.runtime.command_line import service_begins
 from streams.runtime.logs import get_logger
 
-__all__ = ["PlainFigures", "ProcessCollector", "begin", "folder_of_processes", "listen", "registries"]
+__all__ = ["MirroredCounters", "ProcessCollector", "begin", "folder_of_processes", "listen", "registries"]
 
 log = get_logger(__name__)
 FLUSH_SECONDS = 1.0
@@ -57,7 +57,7 @@ class ProcessCollector(Collector):
 _PLAIN = ProcessCollector()
 
 
-class PlainFigures:
+class MirroredCounters:
     """A copy of the plain counters as prometheus_client values, which `MultiProcessCollector` finds in the process's file."""
 
     def __init__(self, collector: Collector = _PLAIN) -> None:
@@ -119,7 +119,7 @@ class _AllProcesses(Collector):
         return found
 
 
-_FIGURES = PlainFigures()
+_FIGURES = MirroredCounters()
 
 
 def folder_of_processes() -> str:

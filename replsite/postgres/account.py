@@ -50,7 +50,7 @@ class Account:
             prefix += ["--securebits=+no_setuid_fixup"]
         return [*prefix, "--", *words]
 
-    def own(self, path: Path) -> None:
+    def chown(self, path: Path) -> None:
         """Makes the account the owner of a file or folder that the caller created."""
         if self.uid is not None:
             os.chown(path, self.uid, self.gid if self.gid is not None else -1)

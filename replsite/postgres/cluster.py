@@ -91,10 +91,10 @@ class Cluster:
             return
         fresh = self.folder.path / f"data.new-{os.getpid()}"
         fresh.mkdir(mode=0o700)
-        self._account.own(fresh)
+        self._account.chown(fresh)
         password = self.folder.path / f"data.new-{os.getpid()}.password"
         _write_private(password, secrets.token_urlsafe(24))
-        self._account.own(password)
+        self._account.chown(password)
         where: list[str | Path] = ["-D", fresh, "-U", "postgres", "-A", "scram-sha-256", f"--pwfile={password}"]
         how = ["-E", "UTF8", "--locale=C", *([] if self._fsync else ["--no-sync"])]
         with log_to(self.folder) as log:

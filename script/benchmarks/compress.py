@@ -14,7 +14,7 @@ import time
 
 from django.db import connection
 
-from events.maintenance.group_compaction import RoomCompression, group_rows
+from events.maintenance.group_compaction import RoomCompaction, group_rows
 from events.models import Event
 from script.benchmarks.broadcast import PROJECT
 from script.benchmarks.filled_room import fill_room
@@ -71,7 +71,7 @@ def move_all(room_id: str) -> float:
 def plan_seconds(room_id: str) -> float:
     """How long it takes to work out the new groups, which changes nothing."""
     begun = time.monotonic()
-    RoomCompression(room_id, "default").plan()
+    RoomCompaction(room_id, "default").plan()
     return time.monotonic() - begun
 
 

@@ -19,7 +19,7 @@ from events.sending.send import LocalRoom, NewEvent, create_room
 from events.sync import events_since as reading
 from events.sync.events_since import events_since
 from events.tokens.positions import events_token
-from pipeline.feeds.write import Stretch, drop_feeds, write_feeds
+from pipeline.feeds.write import StreamRange, drop_feeds, write_feeds
 from script.benchmarks.report import Report, median_ratio, rounds
 from streams.writing import process
 
@@ -40,7 +40,7 @@ def messages(count: int) -> list[NewEvent]:
     return [NewEvent(ALICE, "m.room.message", {"msgtype": "m.text", "body": str(number)}) for number in range(count)]
 
 
-def write(stretch: Stretch) -> int:
+def write(stretch: StreamRange) -> int:
     """Feeds of a stretch, from nothing; how many entries."""
     with transaction.atomic(), connection.cursor() as cursor:
         drop_feeds(cursor)
@@ -54,7 +54,7 @@ def read(report: Report) -> None:
     for room in rooms[:CHANGED]:
         room.add(messages(MESSAGES))
     now = events_token()
-    write(Stretch(since.base, now.base))
+    write(StreamRange(since.base, now.base))
     analyze()
     for limit in (20, 100, 1_000):
         ask = partial(events_since, ALICE, since, limit=limit, now=now)
@@ -93,7 +93,7 @@ def written(report: Report) -> None:
         since = events_token()
         for _ in range(WRITTEN // 100):
             room.add(messages(100))
-        stretch = Stretch(since.base, events_token().base)
+        stretch = StreamRange(since.base, events_token().base)
         analyze()
         entries = write(stretch)
         result = rounds(3, {"ours": partial(rate, partial(write, stretch)), "peer": partial(rate, copy)})

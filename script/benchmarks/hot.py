@@ -202,7 +202,7 @@ def many(report: Report, room: LocalRoom, talker: Talker) -> None:
 def feeding(report: Report, room: LocalRoom, talker: Talker) -> None:
     """CPU of this process per event of another, less what asking the other one takes. This process writes nothing."""
     process.retire_all()
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     asking = cpu_of(room, talker)
     notifier.look(ALICE, VectorToken(0))
     fed = cpu_of(room, talker, until_fed=True)
@@ -248,13 +248,13 @@ def main() -> None:
     room, other = LocalRoom(rooms[0]), create_room(BOB)
     registry.get("events")
     nothing_new(report, rooms, other)
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     whole(report, room)
     with talkers(database_url(), "talker") as (talker,):
         waking(report, room, talker)
         many(report, room, talker)
         feeding(report, room, talker)
     memory(report)
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     process.retire_all()
     report.finish()

@@ -22,7 +22,7 @@ from django.db import connection
 from pipeline.source.data_source import register
 from pipeline.source.offsets import pieces, stretches
 from pipeline.source.positions import known_positions
-from pipeline.source.read_rows import Reading, read_piece
+from pipeline.source.read_rows import ReadParameters, read_piece
 from pipeline.source.schemas import declaration_of
 from pipeline.spark.session import spark_session
 from script.benchmarks.catchup import make_past
@@ -70,7 +70,7 @@ def alone() -> None:
     """Read everything in this process, as one piece."""
     with direct_connection("default", application_name="bench") as direct, direct.cursor() as cursor:
         target = known_positions(cursor, declaration_of("caches")).target(linear=False)
-    reading = Reading(dsn(), "caches", _COLUMNS)
+    reading = ReadParameters(dsn(), "caches", _COLUMNS)
     for piece in pieces(stretches({}, target), []):
         for _ in read_piece(reading, piece):
             pass

@@ -167,6 +167,6 @@ def main() -> None:
         report, "events since, nothing new", lambda: events_since(ALICE, after), lambda: read(_ANYTHING, **nothing)
     )
     expect(events_since(ALICE, after).events == (), "nothing is new")
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     writer.retire_all()
     report.finish()

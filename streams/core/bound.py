@@ -10,8 +10,8 @@ from typing import Any
 
 from streams.core.declaration import StreamDeclaration
 from streams.core.invalidation import (
-    Drop,
     Drops,
+    Invalidation,
     KeyRule,
     StateChanges,
     any_depends_on_room_state,
@@ -75,7 +75,7 @@ class BoundStream:
         """Returns true if rows of the stream can invalidate values of the functions that this process has now."""
         return self.drops is not drops_nothing or (self.state_changes is not None and any_depends_on_room_state())
 
-    def drops_of(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> set[Drop]:
+    def drops_of(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> set[Invalidation]:
         """Returns the invalidations that these rows cause."""
         found = {drop for row in rows for drop in self.drops(row)}
         if self.state_changes is not None and any_depends_on_room_state():

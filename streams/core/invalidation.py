@@ -17,13 +17,13 @@ from streams.core.cache_store import CacheStore, Key
 __all__ = [
     "ROOM_STATE",
     "ROOM_STATE_USERS",
-    "Drop",
     "Drops",
+    "Invalidation",
     "KeyRule",
     "StateChanges",
     "StateRule",
     "any_depends_on_room_state",
-    "apply_drops",
+    "apply_invalidations",
     "depends_on_room_state",
     "drops_nothing",
     "drops_of_caches_row",
@@ -42,7 +42,7 @@ ROOM_STATE_USERS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class Invalidation:
     """An invalidation: of one key of a cache, or of the whole cache if ``key`` is None."""
 
     cache: str
@@ -50,7 +50,7 @@ class Drop:
 
 
 #: From a row to its invalidations.
-Drops = Callable[[Sequence[Any]], Iterable[Drop]]
+Drops = Callable[[Sequence[Any]], Iterable[Invalidation]]
 #: The columns that are the key, or a function from the row to keys (None: the whole cache).
 KeyRule = Sequence[str] | Callable[[Sequence[Any]], Iterable[Key] | None]
 #: From a room and the users whose membership changed to the keys that depend on them (None: the whole cache).
@@ -67,7 +67,7 @@ class StateChanges(Protocol):
         """Returns rooms, each with the users whose membership changed. ``cursor`` sees the rows as they are stored."""
 
 
-def drops_nothing(row: Sequence[Any]) -> Iterable[Drop]:
+def drops_nothing(row: Sequence[Any]) -> Iterable[Invalidation]:
     """Returns no invalidations: the rule of a stream that no cached value depends on."""
     return ()
 
@@ -101,13 +101,13 @@ def drops_of_columns(names: Sequence[str], caches: Mapping[str, KeyRule]) -> Dro
     """
     rules = {cache: _rule(names, rule) for cache, rule in caches.items()}
 
-    def drops(row: Sequence[Any]) -> Iterable[Drop]:
+    def drops(row: Sequence[Any]) -> Iterable[Invalidation]:
         for cache, rule in rules.items():
             keys = rule(row)
             if keys is None:
-                yield Drop(cache, None)
+                yield Invalidation(cache, None)
             else:
-                yield from (Drop(cache, tuple(key)) for key in keys)
+                yield from (Invalidation(cache, tuple(key)) for key in keys)
 
     return drops
 
@@ -121,26 +121,26 @@ def _rule(names: Sequence[str], rule: KeyRule) -> Callable[[Sequence[Any]], Iter
     return lambda row: [tuple(str(row[place]) for place in places)]
 
 
-def drops_of_caches_row(row: Sequence[Any]) -> Iterable[Drop]:
+def drops_of_caches_row(row: Sequence[Any]) -> Iterable[Invalidation]:
     """Returns the invalidations of a row ``[cache_name, keys or null, time]``, with special names expanded."""
     name, keys = row[0], row[1]
     if name != ROOM_STATE:
-        yield Drop(name, None if keys is None else tuple(keys))
+        yield Invalidation(name, None if keys is None else tuple(keys))
         return
     if keys:
         yield from drops_of_room_state(keys[0], keys[1:])
     else:
-        yield from (Drop(cache, None) for cache in _state_rules)
+        yield from (Invalidation(cache, None) for cache in _state_rules)
 
 
-def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Drop]:
+def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Invalidation]:
     """Yields the invalidations for a room whose state changed, and for these users, whose membership in it changed."""
     for cache, rule in _state_rules.items():
         found = rule(room_id, user_ids)
         if found is None:
-            yield Drop(cache, None)
+            yield Invalidation(cache, None)
         else:
-            yield from (Drop(cache, tuple(key)) for key in found)
+            yield from (Invalidation(cache, tuple(key)) for key in found)
 
 
 def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
@@ -154,14 +154,14 @@ def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
     ]
 
 
-def spoil_begun(drops: Iterable[Drop], owner: object) -> None:
+def spoil_begun(drops: Iterable[Invalidation], owner: object) -> None:
     """Spoils the computations of these values that ``owner`` has begun: it makes the values out of date itself."""
     for drop in drops:
         if (store := stores.get(drop.cache)) is not None:
             store.spoil(drop.key, owner)
 
 
-def apply_drops(drops: Iterable[Drop], by: object = None) -> None:
+def apply_invalidations(drops: Iterable[Invalidation], by: object = None) -> None:
     """Applies invalidations to the caches of this process, and ignores other names. Computations of ``by`` are not spoiled."""
     for drop in drops:
         store = stores.get(drop.cache)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from streams.core.tracker import PositionTracker, TrackerState
 from streams.errors import SequenceBehind
 
-__all__ = ["StreamFindings", "StreamRecovery", "sequence_verdict", "start"]
+__all__ = ["StreamFindings", "StreamRecovery", "recover", "sequence_repair"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StreamRecovery:
         return tracker
 
 
-def sequence_verdict(findings: StreamFindings) -> int | None:
+def sequence_repair(findings: StreamFindings) -> int | None:
     """Does steps 1 and 2. Returns the value to move the sequence to, or None if it is right.
 
     Raises ``SequenceBehind`` if a stored position lies above the sequence as it was found.
@@ -78,9 +78,9 @@ def sequence_verdict(findings: StreamFindings) -> int | None:
     return findings.table_maximum if findings.table_maximum > findings.sequence_value else None
 
 
-def start(findings: StreamFindings, own_name: str | None) -> StreamRecovery:
+def recover(findings: StreamFindings, own_name: str | None) -> StreamRecovery:
     """Does steps 1 to 5. ``own_name`` is None for a process that only reads the stream. Raises ``SequenceBehind``."""
-    move_to = sequence_verdict(findings)
+    move_to = sequence_repair(findings)
     sequence = move_to if move_to is not None else findings.sequence_value
     if findings.writers is None:
         linear = max([*findings.stored.values(), findings.table_maximum, findings.empty_position])

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
 __all__ = [
-    "FROZEN",
     "IDLE",
     "LOCK_HOLDERS",
     "OPEN",
     "SERVER_KEEPALIVES",
+    "SNAPSHOT_LEVELS",
     "BehindPooler",
     "DatabaseError",
     "KeptConnection",
@@ -81,7 +81,10 @@ notify_queue_full = psycopg2.errors.ProgramLimitExceeded
 IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
 OPEN = (psycopg2.extensions.TRANSACTION_STATUS_INTRANS, psycopg2.extensions.TRANSACTION_STATUS_ACTIVE)
 #: Isolation levels whose transactions keep one snapshot.
-FROZEN = (psycopg2.extensions.ISOLATION_LEVEL_REPEATABLE_READ, psycopg2.extensions.ISOLATION_LEVEL_SERIALIZABLE)
+SNAPSHOT_LEVELS = (
+    psycopg2.extensions.ISOLATION_LEVEL_REPEATABLE_READ,
+    psycopg2.extensions.ISOLATION_LEVEL_SERIALIZABLE,
+)
 
 #: The loss of the server's host is noticed after 5 + 3 x 2 seconds of silence, or as long with unacknowledged bytes.
 _KEEPALIVES = {

@@ -19,9 +19,9 @@ from streams.epochs import check_epoch, current_epoch
 from streams.follow.handlers import Begin, Handler
 from streams.reading import cache_feed
 from streams.reading.possible_positions import possible_positions
-from streams.replication.common.table_rows import RowPace, Wanted, table_rows
+from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.protocol.ordering import FollowedRow, View
-from streams.replication.protocol.range_math import due_rows, next_reading, target_of
+from streams.replication.protocol.range_math import due_rows, next_range, target_of
 
 __all__ = ["Batch", "TableSource", "present_token"]
 
@@ -37,7 +37,7 @@ class Batch:
     @property
     def is_last(self) -> bool:
         """Returns true if nothing more was due when the positions were read."""
-        return next_reading(self.cursor, self.target) is None
+        return next_range(self.cursor, self.target) is None
 
 
 def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorToken:
@@ -60,7 +60,7 @@ class TableSource:
         self._handler = handler
         self._declaration = registry.get(handler.stream).declaration
         self._connection = driver.KeptConnection(using, f"replsite fetch {handler.reader}", reads_in_order=True)
-        self._pace = RowPace()
+        self._pace = BatchSizer()
         self._target: VectorToken | None = None
         self.writers: tuple[str, ...] = ()
 
@@ -97,14 +97,14 @@ class TableSource:
         with self._connection.cursor() as cursor:
             # Positions before rows. The other way round: the rows are read, fact 5 commits, its position is stored and
             # read, and the cursor moves over fact 5, which is not among the rows.
-            if self._target is None or next_reading(after, self._target) is None:
+            if self._target is None or next_range(after, self._target) is None:
                 linear, positions = _present(cursor, handler.stream)
                 self._target, self.writers = target_of(handler.view, linear, positions), tuple(positions)
             target = self._target
-            reading = next_reading(after, target)
+            reading = next_range(after, target)
             if reading is None:
                 return Batch((), after, target)
-            wanted = Wanted(reading.after, reading.upto, reading.writers)
+            wanted = FactRange(reading.after, reading.upto, reading.writers)
             limit = self._pace.limit(handler.chunk_rows)
             rows, reached = table_rows(cursor, self._declaration, wanted, limit)
             # The mark after the rows: trimming deletes facts and moves the mark in one transaction. With the mark read

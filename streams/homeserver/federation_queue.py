@@ -20,7 +20,7 @@ from streams.errors import UnusableFact
 from streams.homeserver.append import append_rows, json_text
 from streams.models.catalog import FederationItem, PresenceDestination
 
-__all__ = ["free_acknowledged", "free_old", "send_federation", "tell_presence"]
+__all__ = ["free_acknowledged", "free_old", "send_federation", "send_presence"]
 
 #: Seconds for which rows without an acknowledgement are kept.
 KEEP_SECONDS = {"federation": 3600.0, "presence_federation": 300.0}
@@ -47,7 +47,7 @@ def send_federation(items: Iterable[tuple[str, Any]]) -> int:
     return _append("federation", rows)
 
 
-def tell_presence(destinations: Iterable[str], user_ids: Iterable[str]) -> int:
+def send_presence(destinations: Iterable[str], user_ids: Iterable[str]) -> int:
     """Appends one fact to ``presence_federation``: each server is to be sent the presence of each user. Returns its token."""
     users = list(user_ids)
     rows = [PresenceDestination(destination=server, user_id=user) for server in destinations for user in users]

@@ -35,8 +35,8 @@ from streams.stream import Stream
 
 __all__ = [
     "DEFAULT_HORIZON",
+    "HoldingReader",
     "Keep",
-    "Obstacle",
     "TrimPlan",
     "TrimRequest",
     "Trimmed",
@@ -93,7 +93,7 @@ class TrimRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class HoldingReader:
     """A reader and the position beyond which it needs facts. ``ignored`` is the reason why it does not count, or empty."""
 
     reader: str
@@ -112,7 +112,7 @@ class TrimPlan:
     mark: int
     linear: int
     wanted: int
-    obstacles: tuple[Obstacle, ...] = ()
+    obstacles: tuple[HoldingReader, ...] = ()
 
     @property
     def limit(self) -> int:
@@ -120,7 +120,7 @@ class TrimPlan:
         return min([self.wanted, self.linear, *(one.position for one in self.obstacles if not one.ignored)])
 
     @property
-    def slowest(self) -> Obstacle | None:
+    def slowest(self) -> HoldingReader | None:
         """Returns the reader that holds back facts which the rule would delete; None if there is none."""
         counted = [one for one in self.obstacles if not one.ignored and one.position < min(self.wanted, self.linear)]
         return min(counted, key=lambda one: one.position, default=None)
@@ -177,7 +177,7 @@ def plan_trim(cursor: Any, request: TrimRequest) -> TrimPlan:
         *_reader_obstacles(cursor, stream, horizon, stored, linear),
     ]
     named = tuple(
-        Obstacle(one.reader, one.position, "ignored as asked")
+        HoldingReader(one.reader, one.position, "ignored as asked")
         if one.reader.split(" ", 1)[-1] in request.ignored
         else one
         for one in obstacles
@@ -199,18 +199,20 @@ def _check_trimmable(stream: Stream) -> None:
         )
 
 
-def _cursor_obstacles(cursor: Any, stream: Stream, horizon: timedelta) -> Iterator[Obstacle]:
+def _cursor_obstacles(cursor: Any, stream: Stream, horizon: timedelta) -> Iterator[HoldingReader]:
     cursor.execute(_CURSORS, {"stream": stream.name, "horizon": horizon})
     for reader, base, is_gone in cursor.fetchall():
-        yield Obstacle(f"reader {reader}", base, _gone(horizon) if is_gone else "")
+        yield HoldingReader(f"reader {reader}", base, _gone(horizon) if is_gone else "")
 
 
 def _reader_obstacles(
     cursor: Any, stream: Stream, horizon: timedelta, stored: Mapping[str, Any], linear: int
-) -> Iterator[Obstacle]:
+) -> Iterator[HoldingReader]:
     cursor.execute(_READERS, {"stream": stream.name, "horizon": horizon})
     for shown, vector, is_gone in cursor.fetchall():
-        yield Obstacle(shown, reader_limit(orjson.loads(vector), stored, linear), _gone(horizon) if is_gone else "")
+        yield HoldingReader(
+            shown, reader_limit(orjson.loads(vector), stored, linear), _gone(horizon) if is_gone else ""
+        )
 
 
 def _gone(horizon: timedelta) -> str:

@@ -24,7 +24,7 @@ from streams import epochs
 from streams.conf import stream_settings
 from streams.core import lookup
 from streams.core.bound import BoundStream
-from streams.core.invalidation import apply_drops, stores
+from streams.core.invalidation import apply_invalidations, stores
 from streams.core.positions import linear_position
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
@@ -32,19 +32,19 @@ from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.reading.position_notifications import PositionListener, PositionNotification
 from streams.reading.possible_positions import possible_positions
-from streams.reading.rows import StoredPosition, rows_that_are_there
+from streams.reading.rows import StoredPosition, existing_rows
 from streams.runtime.logs import get_logger
 
 __all__ = [
     "CacheFeed",
-    "Shown",
+    "NotifiedPosition",
     "before_advance",
     "before_shown",
-    "forget_feeds",
     "has_begun",
     "is_hearing",
     "note_own",
     "observers",
+    "stop_feeds",
 ]
 
 log = get_logger(__name__)
@@ -55,7 +55,7 @@ START_SECONDS = 10.0
 RETRY_SECONDS = 1.0
 
 
-class Shown(NamedTuple):
+class NotifiedPosition(NamedTuple):
     """A position as a notification gives it."""
 
     position: int
@@ -63,7 +63,7 @@ class Shown(NamedTuple):
 
 
 #: Name of a stream -> writer -> position.
-Positions = Mapping[str, Mapping[str, StoredPosition | Shown]]
+Positions = Mapping[str, Mapping[str, StoredPosition | NotifiedPosition]]
 
 
 class _Cursor:
@@ -75,9 +75,9 @@ class _Cursor:
         """A writer without an entry in ``positions`` is read from here, because all its facts lie above."""
         self.positions: dict[str, int] = {}
 
-    def known(self) -> dict[str, Shown]:
+    def known(self) -> dict[str, NotifiedPosition]:
         """Returns the position up to which each writer was read."""
-        return {writer: Shown(position) for writer, position in self.positions.items()}
+        return {writer: NotifiedPosition(position) for writer, position in self.positions.items()}
 
 
 class _Listener(PositionListener):
@@ -141,8 +141,8 @@ class CacheFeed:
 
         A restored database may give out IDs again that were read already. Values may come from facts that are gone.
         """
-        found = epochs.epoch_to_see(cursor)
-        if epochs.is_another_life(self._epoch, found):
+        found = epochs.readable_epoch(cursor)
+        if epochs.epoch_changed(self._epoch, found):
             self._cursors.clear()
             self._own.clear()
             for store in stores.values():
@@ -175,7 +175,7 @@ class CacheFeed:
         if behind := {name for name, stored in found.items() if not self._covers(name, stored)}:
             self.before_advance(behind)
 
-    def _covers(self, stream: str, stored: Mapping[str, StoredPosition | Shown]) -> bool:
+    def _covers(self, stream: str, stored: Mapping[str, StoredPosition | NotifiedPosition]) -> bool:
         where = self._cursors.get(stream)
         if where is None:
             return False
@@ -229,10 +229,10 @@ class CacheFeed:
         try:
             begin, count = after, 0
             while after < upto and count < MOST_ROWS:
-                rows, after = rows_that_are_there(cursor, stream.declaration, writer, after, upto, ROWS_PER_READ)
+                rows, after = existing_rows(cursor, stream.declaration, writer, after, upto, ROWS_PER_READ)
                 count += len(rows)
                 others = [row.row for row in rows if (stream.name, row.token) not in self._own]
-                apply_drops(stream.drops_of(cursor, others))
+                apply_invalidations(stream.drops_of(cursor, others))
                 self._own.difference_update([(stream.name, row.token) for row in rows])
             # After the rows: a trim deletes facts and moves the mark in one transaction, so it cannot stay unnoticed.
             check_not_trimmed(cursor, stream.name, VectorToken(begin), writer)
@@ -336,7 +336,7 @@ def note_own(stream: str, ids: Collection[int], using: str) -> None:
         feed.note_own(stream, ids)
 
 
-def forget_feeds() -> None:
+def stop_feeds() -> None:
     """Ends all feeds of this process, and drops all values. The next call of a cached function starts a new feed."""
     for feed in list(_feeds.values()):
         feed.stop()

@@ -21,9 +21,9 @@ from streams.core.watermarks import check_not_trimmed
 __all__ = [
     "FactRow",
     "StoredPosition",
+    "existing_rows",
     "linear_position",
     "rows_between",
-    "rows_that_are_there",
     "stored_positions",
     "writer_names",
 ]
@@ -72,13 +72,13 @@ def rows_between(
     ``upto`` if nothing is left. The caller must not ask beyond a position that it read before. Raises ``ResyncNeeded`` if
     facts after ``after`` were trimmed.
     """
-    found = rows_that_are_there(cursor, declaration, writer, after, upto, limit)
+    found = existing_rows(cursor, declaration, writer, after, upto, limit)
     # After the rows: a trim deletes facts and moves the mark in one transaction, so it cannot stay unnoticed.
     check_not_trimmed(cursor, declaration.name, VectorToken(after), writer)
     return found
 
 
-def rows_that_are_there(
+def existing_rows(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
     """Returns the same as `rows_between`, without the check for trimmed facts.

@@ -21,7 +21,7 @@ from streams.replication.protocol.access import Access, networks_of
 from streams.replication.server.broadcaster import Broadcaster, process_broadcaster
 from streams.replication.server.worker_reports import WorkerReports, process_reports
 from streams.replication.transport.addresses import Address, RedisAddress, bind, refuse_open_network
-from streams.replication.transport.descriptors import with_descriptors
+from streams.replication.transport.descriptors import raise_descriptor_limit
 from streams.replication.transport.http_limits import HttpBounds
 from streams.replication.transport.tcp_scope import AsgiServer, ListenerLimits
 from streams.replication.transport.tls import Certificates, TlsFiles
@@ -78,12 +78,12 @@ def serve(
         application,
         http_sockets=[http_socket] if http_socket else [],
         tcp_sockets=[replication_socket],
-        limits=with_descriptors(_limits(given)),
+        limits=raise_descriptor_limit(_limits(given)),
         access=access,
         certificates=certificates,
     )
     _attend(server, f"{given.instance} {replication}", wanted.publish_to)
-    server.tell_ready = lambda: when_ready(endpoints)
+    server.announce_ready = lambda: when_ready(endpoints)
     try:
         server.run()
     except driver.DatabaseError as error:  # it was there when we looked, and went before we had begun
@@ -118,7 +118,7 @@ def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None)
     signs: list[asyncio.Future[None]] = []  # held, so that it is not collected
 
     async def start() -> None:
-        signs.append(asyncio.ensure_future(systemd.keep_telling()))
+        signs.append(asyncio.ensure_future(systemd.notify_watchdog()))
         await broadcaster.start()
         await reports.start()
         if publisher is not None:
@@ -141,10 +141,10 @@ def _publisher(broadcaster: Broadcaster, reports: WorkerReports, address: RedisA
 
 
 class _Server(AsgiServer):
-    tell_ready: Callable[[], None]
+    announce_ready: Callable[[], None]
 
     def announce(self) -> None:
-        self.tell_ready()
+        self.announce_ready()
 
 
 def _not_usable(error: Exception) -> DatabaseNotUsable:

@@ -53,12 +53,12 @@ class SiteCommand(BaseCommand):
 
     def epilog(self) -> str:
         """Returns the end of the help: the examples, one a line, and the exit status."""
-        told = self.told_examples()
+        told = self.help_examples()
         widest = max((len(typed) for typed, _ in told if len(typed) <= _WIDEST_EXAMPLE), default=0)
         lines = [line for typed, does in told for line in _example(typed, does, widest)]
         return "\n".join(["examples:", *lines, "", EXIT_STATUS])
 
-    def told_examples(self) -> Sequence[tuple[str, str]]:
+    def help_examples(self) -> Sequence[tuple[str, str]]:
         """Returns the examples for the help: pairs of the words after ``manage.py`` and a description."""
         return self.examples
 
@@ -90,7 +90,7 @@ class SiteCommand(BaseCommand):
                 self.create_parser(argv[0], argv[1]).error(f"{word!r} is no UTF-8. Check the encoding of the terminal.")
         super().run_from_argv(argv)
 
-    def tell_ready(self, line: str) -> None:
+    def announce_ready(self, line: str) -> None:
         """Announces on standard output, and to the service manager, that the process is ready."""
         self.stdout.write(line)
         self.stdout.flush()

@@ -27,4 +27,4 @@ def without_secrets(text: str) -> str:
     names = ("SECRET_KEY", "REPLSITE_REPLICATION_SECRET")
     secrets = [str(getattr(settings, name, "") or "") for name in names]
     secrets += [str(database.get("PASSWORD") or "") for database in settings.DATABASES.values()]
-    return Cleaner("", secrets).blotted(text)
+    return Cleaner("", secrets).masked(text)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["collector_paused", "keep_for_good"]
+__all__ = ["collector_paused", "freeze_objects"]
 
 _lock = threading.Lock()
 _pauses = 0
@@ -21,7 +21,7 @@ _was_enabled = False
 
 
 @cache
-def keep_for_good() -> None:
+def freeze_objects() -> None:
     """Excludes all present objects from later collections, once in a process.
 
     For workers of Spark: their daemon collects garbage after every task, and would each time look at all imported modules.

@@ -22,7 +22,7 @@ import structlog
 
 from streams.runtime.masking import BLOT, masked
 
-__all__ = ["FORMS", "catch_the_rest", "logging_config"]
+__all__ = ["FORMS", "log_uncaught", "logging_config"]
 
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
@@ -55,7 +55,7 @@ class Cleaner:
             value = self._plain(value)
             return value if self._is_json else self._text(json.dumps(value, default=str), LONGEST_VALUE)
         if key == "exception":
-            lines = self.blotted(str(value)[: LONGEST_TRACE + _MORE])[:LONGEST_TRACE].split("\n")
+            lines = self.masked(str(value)[: LONGEST_TRACE + _MORE])[:LONGEST_TRACE].split("\n")
             return "\n".join(self._text(line, LONGEST_VALUE) for line in lines)
         return self._text(str(value), LONGEST_VALUE)
 
@@ -67,12 +67,12 @@ class Cleaner:
         return value if _is_number(value) else self._text(str(value), LONGEST_VALUE)
 
     def _text(self, text: str, most: int) -> str:
-        length, text = len(text), self.blotted(text[: most + _MORE])
+        length, text = len(text), self.masked(text[: most + _MORE])
         if length > most:
             text = f"{text[:most]}... ({length} characters)"
         return text if text.isprintable() else "".join(map(_visible, text))
 
-    def blotted(self, text: str) -> str:
+    def masked(self, text: str) -> str:
         """Returns the text without the secrets, and without passwords in addresses."""
         for secret in self._secrets:
             text = text.replace(secret, BLOT)
@@ -156,7 +156,7 @@ def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[s
     }
 
 
-def catch_the_rest() -> None:
+def log_uncaught() -> None:
     """Logs what Python would print on standard error: warnings, and uncaught exceptions of any thread."""
     logging.captureWarnings(True)
     log = structlog.wrap_logger(logging.getLogger("python"), wrapper_class=structlog.stdlib.BoundLogger)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from streams.conf import stream_settings
 
-__all__ = ["keep_telling", "notify"]
+__all__ = ["notify", "notify_watchdog"]
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
 #: Signs of life within the manager's time-out.
@@ -31,7 +31,7 @@ def notify(*words: str) -> None:
         manager.sendto("\n".join(words).encode(), address)
 
 
-async def keep_telling() -> None:
+async def notify_watchdog() -> None:
     """Sends signs of life until cancelled. Returns at once if the manager does not want any."""
     given_up_after = stream_settings().watchdog_seconds
     while given_up_after > 0:

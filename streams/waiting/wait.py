@@ -101,7 +101,7 @@ def waiting(using: str | None = None) -> int:
     return 0 if view is None else view.waiting()
 
 
-def _view_and_token(stream: BoundStream, token: Token, using: str | None) -> tuple[_View, VectorToken]:
+def _view_and_token(stream: BoundStream, token: Token, using: str | None) -> tuple[_PositionView, VectorToken]:
     try:
         return _view(using), _read(stream, token, using)
     finally:
@@ -149,7 +149,7 @@ class _Seen:
         return VectorToken.of(self.linear, {writer: self.position_of(writer) for writer in names})
 
 
-class _View:
+class _PositionView:
     """The positions that one process sees on one database, and the callers that wait for more."""
 
     def __init__(self, using: str) -> None:
@@ -276,12 +276,12 @@ class _View:
     def _look(self, streams: list[str] | None) -> tuple[str, _Found]:
         """Reads the epoch and the stored positions. Called before caches drop the values that these make out of date."""
         with self._connection.cursor() as cursor:
-            epoch = self._epoch if streams is not None else epochs.epoch_to_see(cursor)
+            epoch = self._epoch if streams is not None else epochs.readable_epoch(cursor)
             return epoch, possible_positions(cursor, streams)
 
     def _learn(self, epoch: str, found: _Found) -> None:
         with self._lock:
-            if epochs.is_another_life(self._epoch, epoch):  # a restored database may lack facts that were seen
+            if epochs.epoch_changed(self._epoch, epoch):  # a restored database may lack facts that were seen
                 self._trackers.clear()
                 self._generations.clear()
             self._epoch = epoch
@@ -304,18 +304,18 @@ class _View:
         wake_all(reached)
 
 
-_views: dict[str, _View] = {}
+_views: dict[str, _PositionView] = {}
 _guard = threading.Lock()
 
 
-def _view(using: str | None) -> _View:
+def _view(using: str | None) -> _PositionView:
     alias = using or stream_settings().database
     view = _views.get(alias)
     if view is None:
         with _guard:
             view = _views.get(alias)
             if view is None:
-                view = _View(alias)
+                view = _PositionView(alias)
                 view.start()
                 writers.when_moved.add(
                     _own_moved

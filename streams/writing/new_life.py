@@ -6,13 +6,13 @@ from typing import Any
 
 from streams.core.bound import BoundStream
 
-__all__ = ["begin_anew"]
+__all__ = ["begin_generation"]
 
 #: Seconds to wait for locked rows before giving up. The transaction that locks them may itself be waiting for this one.
 LOCK_SECONDS = 10
 
 
-def begin_anew(cursor: Any, stream: BoundStream) -> None:
+def begin_generation(cursor: Any, stream: BoundStream) -> None:
     """Starts a stream in memory again at 0: deletes its facts, resets its positions and sequence, raises its generation.
 
     Must be called in the transaction in which a writer enters, while no other writer lives. A reader that sees the new

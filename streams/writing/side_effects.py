@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.models.expressions import BaseExpression
 
 from streams.core.declaration import ColumnKind
-from streams.core.invalidation import Drop, apply_drops, drops_nothing, spoil_begun, stores
+from streams.core.invalidation import Invalidation, apply_invalidations, drops_nothing, spoil_begun, stores
 from streams.db.driver import schema_mark
 from streams.reading import cache_feed
 from streams.writing.transaction import OpenTransaction
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 __all__ = [
     "apply_side_effects",
     "compact_by_key",
+    "compact_keys",
     "has_effects",
     "is_changed_here",
     "is_changed_in_process",
-    "keep_newest_of",
 ]
 
 
@@ -45,11 +45,11 @@ class _Pending:
     """The invalidations that an open transaction makes when it commits."""
 
     record: OpenTransaction
-    drops: frozenset[Drop]
+    drops: frozenset[Invalidation]
 
     def changes(self, cache: str, key: Key) -> bool:
         """Returns true if the value is among them, by its key or because the whole cache is dropped."""
-        return Drop(cache, key) in self.drops or Drop(cache, None) in self.drops
+        return Invalidation(cache, key) in self.drops or Invalidation(cache, None) in self.drops
 
 
 _pending: weakref.WeakKeyDictionary[BaseDatabaseWrapper, list[_Pending]] = weakref.WeakKeyDictionary()
@@ -127,15 +127,15 @@ def _values(table: FactTable, fact: Fact) -> list[Any]:
 
 def _drops(
     stream: BoundStream, connection: BaseDatabaseWrapper, by_table: Mapping[str, Sequence[Fact]]
-) -> frozenset[Drop]:
-    drops: set[Drop] = set()
+) -> frozenset[Invalidation]:
+    drops: set[Invalidation] = set()
     rows: list[Sequence[Any]] = []
     for table in stream.declaration.tables:
         for fact in by_table[table.name]:
             values = _values(table, fact)
             if stream.dropped_caches and any(isinstance(value, BaseExpression) for value in values):
                 # The key may be an SQL expression, whose value only the database knows: drop the whole caches.
-                drops |= {Drop(cache, None) for cache in stream.dropped_caches}
+                drops |= {Invalidation(cache, None) for cache in stream.dropped_caches}
             else:
                 rows.append(table.row(values))
     with connection.cursor() as cursor:
@@ -146,7 +146,7 @@ def _drop_at_end(
     stream: BoundStream,
     connection: BaseDatabaseWrapper,
     record: OpenTransaction,
-    drops: frozenset[Drop],
+    drops: frozenset[Invalidation],
     ids: list[int],
 ) -> None:
     alias, owner = connection.alias, connection
@@ -160,7 +160,7 @@ def _drop_at_end(
 
     def end(written: bool) -> None:
         if written:
-            apply_drops(drops, owner)
+            apply_invalidations(drops, owner)
             # Only now, so that the feed does not skip these facts earlier. A's answer to COMMIT is lost. Another process
             # finds A's facts complete, and A's feed reads them before A knows how its transaction ended: then the feed
             # drops the values.
@@ -196,10 +196,10 @@ def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Seq
     """
     values = sorted({str(getattr(fact, table.newest_per)) for fact in facts})
     with connection.cursor() as cursor:
-        keep_newest_of(cursor, table, values)
+        compact_keys(cursor, table, values)
 
 
-def keep_newest_of(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
+def compact_keys(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
     """Deletes all but the newest row for each of these keys. Must be called in the transaction that inserted rows with them.
 
     A table then holds the present state of each user, for instance, and no row ever changes under its ID. In a

@@ -32,7 +32,7 @@ from streams.core import lookup
 from streams.core.bound import BoundStream
 from streams.core.names import matches_pattern
 from streams.core.positions import RETIRED
-from streams.core.recovery import StreamFindings, start
+from streams.core.recovery import StreamFindings, recover
 from streams.core.tracker import PositionTracker
 from streams.db import driver
 from streams.db.sequences import move_forward
@@ -53,7 +53,7 @@ from streams.runtime.version import program_version
 from streams.writing import dead_writers
 from streams.writing import lease as leases
 from streams.writing.in_doubt import InDoubt
-from streams.writing.new_life import begin_anew
+from streams.writing.new_life import begin_generation
 from streams.writing.transaction import OpenTransaction
 
 __all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess", "when_moved"]
@@ -334,7 +334,7 @@ class WriterProcess:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         if stream.declaration.in_memory and all(w == self.name or at.state == RETIRED for w, at in stored.items()):
-            begin_anew(cursor, stream)
+            begin_generation(cursor, stream)
             stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
             log.info("stream.begun_anew", stream=stream.name, writer=self.name)
         findings = StreamFindings(
@@ -345,7 +345,7 @@ class WriterProcess:
             writers=sorted({w for w, at in stored.items() if at.state != RETIRED} | {self.name}),
             empty_position=stream.declaration.empty_position,
         )
-        outcome = start(findings, self.name)
+        outcome = recover(findings, self.name)
         if outcome.set_sequence_to is not None:
             log.warning(
                 "stream.sequence_moved", stream=stream.name, was=findings.sequence_value, to=outcome.set_sequence_to

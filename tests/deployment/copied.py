@@ -41,7 +41,7 @@ class Copy:
         folder.chmod(0o755)
         programs = Path(postgres_program("postgres")).parent
         self.account: Account = choose_account(Folder(folder), programs)
-        self.account.own(folder)
+        self.account.chown(folder)
         words = [{"/var/lib/postgresql/base": str(self.data)}.get(word, word) for word in line("pg_basebackup ")[1:-2]]
         where = f"host={self.where['HOST']} port={self.where['PORT']} user={self.where['USER']}"
         self.process: subprocess.Popen[bytes] | None = None

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-rooms-from-another-
 @pytest.fixture
 def _let_go(transactional_db):
     yield
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     forget_writers()
 
 

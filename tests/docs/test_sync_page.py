@@ -8,9 +8,9 @@ from pathlib import Path
 
 from events import errors
 from events.notifier import notifier
-from events.notifier.routing import CONCERNS_NOBODY
+from events.notifier.routing import NOT_ROUTED
 from events.sync import sync
-from events.sync.providers import NewestRows, providers
+from events.sync.providers import LatestRowPerKey, providers
 from events.sync.sync import LONGEST_SECONDS, SyncAnswer
 from streams import errors as stream_errors
 
@@ -36,14 +36,14 @@ def test_every_stream_is_told_with_its_key():
     told = {name: row for row in table("stream | key | value") for name in names(row[0])}
     assert set(told) == set(providers())
     for name, provider in providers().items():
-        assert isinstance(provider, NewestRows)
+        assert isinstance(provider, LatestRowPerKey)
         assert len(told[name][1].split(",")) == len(provider.key), name
         values = [column.removeprefix("json:") for column in provider.value] or ["position"]
         assert values[0] in names(told[name][2]), name
 
 
 def test_streams_that_concern_nobody_are_named():
-    assert all(f"`{name}`" in PAGE for name in CONCERNS_NOBODY)
+    assert all(f"`{name}`" in PAGE for name in NOT_ROUTED)
 
 
 def test_arguments_and_parts_of_answers_are_told():
@@ -58,4 +58,4 @@ def test_errors_and_functions_exist():
         (name,) = names(row[0])
         assert hasattr(errors, name) or hasattr(stream_errors, name)
     told = {name for row in table("function |") for name in names(row[0])}
-    assert told == set(notifier.__all__) - {"At", "Look", "figures", "forget_feeds", "may_have_changed"}
+    assert told == set(notifier.__all__) - {"At", "UserChanges", "figures", "stop_feeds", "may_have_changed"}

@@ -11,7 +11,7 @@ import pytest
 from django.core.management import call_command
 
 from events.models import Event
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
 from tests.support.session import PROJECT
@@ -23,7 +23,7 @@ COMMANDS = re.findall(r"^\$ manage\.py (.*)$", PAGE.replace("example.org", "a.te
 @pytest.fixture(autouse=True)
 def _forget():
     yield
-    forget_kept()
+    clear_caches()
 
 
 def run(command, *more):

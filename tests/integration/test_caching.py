@@ -348,7 +348,7 @@ def test_values_of_before_a_restore_are_dropped():
     assert word("a") == "1"
     with session() as cursor:
         epochs.current_epoch(cursor)
-    cache_feed.forget_feeds()
+    cache_feed.stop_feeds()
     assert word("a") == "1"
     own = feed()
     store_quietly("a", "0")

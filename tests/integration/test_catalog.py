@@ -116,7 +116,7 @@ def test_messages_to_devices_are_one_fact_with_a_row_per_recipient():
 
 
 def test_presence_for_destinations_is_a_row_per_pair():
-    token = federation_queue.tell_presence(["a.example", "b.example"], ["@u:x", "@v:x"])
+    token = federation_queue.send_presence(["a.example", "b.example"], ["@u:x", "@v:x"])
     assert [row for _, row in rows("presence_federation")] == [
         ["a.example", "@u:x"], ["a.example", "@v:x"], ["b.example", "@u:x"], ["b.example", "@v:x"],
     ]  # fmt: skip
@@ -136,7 +136,7 @@ def test_items_for_federation_keep_their_json():
         lambda: append.add_receipt("!r", "m.read", "@u", "$e", {"ts": float("nan")}),
         lambda: append.devices_changed([]),
         lambda: federation_queue.send_federation([("x", {})]),
-        lambda: federation_queue.tell_presence([], ["@u:x"]),
+        lambda: federation_queue.send_presence([], ["@u:x"]),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(wrong):
@@ -196,10 +196,10 @@ def test_sender_that_is_long_gone_is_not_waited_for():
 
 
 def test_old_rows_of_the_queues_are_freed():
-    federation_queue.tell_presence(["a.example"], ["@u:x"])
+    federation_queue.send_presence(["a.example"], ["@u:x"])
     with session() as cursor:
         cursor.execute("UPDATE streams_presencefederation SET received_at = now() - interval '6 minutes'")
-    federation_queue.tell_presence(["a.example"], ["@v:x"])
+    federation_queue.send_presence(["a.example"], ["@v:x"])
     federation_queue.free_old("presence_federation")
     assert [row for _, row in rows("presence_federation")] == [["a.example", "@v:x"]]
 

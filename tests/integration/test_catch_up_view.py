@@ -10,7 +10,7 @@ from django.test import Client
 from streams import registry
 from streams.models import StreamPosition
 from streams.replication.server import http_catch_up
-from streams.replication.server.http_catch_up import AnswerCache, Question
+from streams.replication.server.http_catch_up import AnswerCache, RangeQuery
 from streams.testing import as_instance
 from tests.support import writing
 from tests.support.waiting import wait_until
@@ -209,7 +209,7 @@ def test_an_equal_id_with_another_question_gets_its_own_answer():
 
 def test_answers_are_forgotten_after_half_an_hour():
     now = [0.0]
-    cache, question = AnswerCache(lambda: now[0]), Question("caches", 0, 1)
+    cache, question = AnswerCache(lambda: now[0]), RangeQuery("caches", 0, 1)
     cache.keep("t", question, b"answer")
     now[0] = 30 * 60 - 1
     assert cache.get("t", question) == b"answer"
@@ -220,8 +220,8 @@ def test_answers_are_forgotten_after_half_an_hour():
 def test_the_cache_is_bounded_in_bytes():
     cache = AnswerCache(limit_bytes=10_000)
     for number in range(100):
-        cache.keep(f"t{number}", Question("caches", number, number + 1), b"x" * 1_000)
-    kept = [number for number in range(100) if cache.get(f"t{number}", Question("caches", number, number + 1))]
+        cache.keep(f"t{number}", RangeQuery("caches", number, number + 1), b"x" * 1_000)
+    kept = [number for number in range(100) if cache.get(f"t{number}", RangeQuery("caches", number, number + 1))]
     assert kept == list(range(94, 100))
 
 

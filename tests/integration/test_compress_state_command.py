@@ -6,8 +6,8 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 
-from events.maintenance.group_compaction import RoomCompression, group_rows
-from events.maintenance.purge_history import only_purge
+from events.maintenance.group_compaction import RoomCompaction, group_rows
+from events.maintenance.purge_history import purge_lock
 from events.models import Event
 from pipeline.errors import JobCancelled, UnusableArguments
 from pipeline.jobs.run import JobRun, job_kinds, queue_job, run_job
@@ -99,7 +99,7 @@ def test_a_cancelled_job_leaves_no_more_rows_than_before(monkeypatch):
 
 def test_a_room_that_is_being_purged_is_left_and_told():
     room_id, stored = foreign()
-    with only_purge(room_id, "default"), pytest.raises(CommandError, match="left as they are") as raised:
+    with purge_lock(room_id, "default"), pytest.raises(CommandError, match="left as they are") as raised:
         run(room_id)
     assert raised.value.returncode == 1
     assert rows(room_id) == stored
@@ -113,7 +113,7 @@ def test_a_damaged_room_does_not_hold_up_the_others():
     with pytest.raises(CommandError) as raised:
         run("--all")
     assert raised.value.returncode == 1
-    assert RoomCompression(room_id, "default").saving() == 0
+    assert RoomCompaction(room_id, "default").saving() == 0
     job = Job.objects.get()
     assert job.summary["compressed"] == 1
     assert "check_room" in job.summary["failed"][broken]

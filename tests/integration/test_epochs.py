@@ -42,11 +42,11 @@ def test_who_may_not_read_or_not_begin_it_sees_none_and_no_error():
         cursor.execute("CREATE ROLE sees_nothing; CREATE ROLE only_reads; GRANT SELECT ON streams_epoch TO only_reads")
         try:
             cursor.execute("SET ROLE sees_nothing")
-            assert epochs.epoch_to_see(cursor) == ""
+            assert epochs.readable_epoch(cursor) == ""
             cursor.execute("SET ROLE only_reads")
-            assert epochs.epoch_to_see(cursor) == word
+            assert epochs.readable_epoch(cursor) == word
             cursor.execute("RESET ROLE; UPDATE streams_epoch SET database_oid = 1; SET ROLE only_reads")
-            assert epochs.epoch_to_see(cursor) == "", "another life, and it may not say so"
+            assert epochs.readable_epoch(cursor) == "", "another life, and it may not say so"
         finally:
             cursor.execute("RESET ROLE; DROP OWNED BY only_reads; DROP ROLE only_reads; DROP ROLE sees_nothing")
 

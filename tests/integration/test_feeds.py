@@ -19,8 +19,8 @@ from events.sending.send import NewEvent, RoomSetup, create_room
 from events.sync import events_since as module
 from events.sync import feeds
 from events.sync.events_since import events_since
-from events.sync.feeds import listed_since
-from pipeline.feeds.write import Stretch, Written, drop_feeds, write_feeds
+from events.sync.feeds import feed_places_since
+from pipeline.feeds.write import StreamRange, Written, drop_feeds, write_feeds
 from streams.core.tokens import VectorToken
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import persist
@@ -44,12 +44,12 @@ def write(upto=None, low=None, limit=MANY):
     if low is None:
         low = FeedPosition.objects.values_list("position", flat=True).first() or 1
     with connection.cursor() as cursor:
-        return write_feeds(cursor, Stretch(low, upto or here().base), "site", limit)
+        return write_feeds(cursor, StreamRange(low, upto or here().base), "site", limit)
 
 
 def listed(user, token, rooms, now=None, limit=100):
     """Positions that the feed tells of these rooms."""
-    found = listed_since(user, [room.room_id for room in rooms], (token, now or here()), limit, "default")
+    found = feed_places_since(user, [room.room_id for room in rooms], (token, now or here()), limit, "default")
     return None if found is None else list(found.positions)
 
 
@@ -62,7 +62,7 @@ def answer(user, since, monkeypatch, **arguments):
     """The answer with feeds, after it was seen to be the one without."""
     found = events_since(user, since, **arguments)
     with monkeypatch.context() as patched:
-        patched.setattr(module, "listed_since", lambda *_: None)
+        patched.setattr(module, "feed_places_since", lambda *_: None)
         assert events_since(user, since, **arguments) == found
     return found
 
@@ -357,7 +357,7 @@ class History:
 def test_random_histories_read_the_same_with_and_without_feeds(seed, monkeypatch):
     history = History(seed)
     with_feed = 0
-    plain = module.listed_since
+    plain = module.feed_places_since
 
     def counted(*arguments):
         nonlocal with_feed
@@ -365,7 +365,7 @@ def test_random_histories_read_the_same_with_and_without_feeds(seed, monkeypatch
         with_feed += bool(found)
         return found
 
-    monkeypatch.setattr(module, "listed_since", counted)
+    monkeypatch.setattr(module, "feed_places_since", counted)
     for _ in range(60):
         history.step()
         for user in (ANN, BOB):

@@ -8,7 +8,7 @@ from django.core.management import call_command
 from events.models import Event, Feed, FeedEntry, FeedPosition
 from events.sending.send import create_room
 from events.sync.events_since import events_since
-from events.sync.feeds import FEEDS, listed_since
+from events.sync.feeds import FEEDS, feed_places_since
 from pipeline import handlers
 from pipeline.feeds.write import write_feeds
 from streams.errors import HandlerFailed
@@ -37,7 +37,7 @@ def positions(event_ids):
 
 
 def listed(user, token, room):
-    found = listed_since(user, [room.room_id], (token, here()), 100, "default")
+    found = feed_places_since(user, [room.room_id], (token, here()), 100, "default")
     return None if found is None else list(found.positions)
 
 

@@ -11,9 +11,9 @@ from events.federation import visibility
 from events.federation.visibility import server_verdicts
 from events.integrity.repair import check_room
 from events.maintenance import group_compaction
-from events.maintenance.group_compaction import RoomCompression, group_rows
+from events.maintenance.group_compaction import RoomCompaction, group_rows
 from events.models import Event
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.reading import state_at as states_at_module
 from events.reading.state_at import states_at
 from state.models import StateGroup, StateGroupDelta
@@ -34,7 +34,7 @@ FORKED = "v10_power_fork"
 @pytest.fixture(autouse=True)
 def _forget():
     yield
-    forget_kept()
+    clear_caches()
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def all_states(room_id):
 
 
 def compress(room_id):
-    done = RoomCompression(room_id, "default")
+    done = RoomCompaction(room_id, "default")
     done.plan()
     for _ in done.carry_out():
         pass
@@ -82,7 +82,7 @@ def test_every_state_is_what_it_was_and_takes_about_as_few_rows_as_our_own(name)
 
 def test_a_plan_changes_nothing():
     room_id, stored = foreign(FORKED)
-    planned = RoomCompression(room_id, "default")
+    planned = RoomCompaction(room_id, "default")
     planned.plan()
     assert planned.saving() > 90
     assert group_rows(room_id, "default").total == stored
@@ -91,14 +91,14 @@ def test_a_plan_changes_nothing():
 def test_what_was_compressed_would_not_shrink_again():
     room_id, _ = foreign(FORKED)
     compress(room_id)
-    again = RoomCompression(room_id, "default")
+    again = RoomCompaction(room_id, "default")
     again.plan()
     assert again.saving() < 1
 
 
 def test_events_are_moved_in_small_transactions(small_steps):
     room_id, _ = foreign(FORKED)
-    done = RoomCompression(room_id, "default")
+    done = RoomCompaction(room_id, "default")
     done.plan()
     counts = list(done.carry_out())
     assert max(new - old for old, new in itertools.pairwise(counts)) <= 25
@@ -109,7 +109,7 @@ def test_events_are_moved_in_small_transactions(small_steps):
 def test_stopped_after_any_transaction_it_can_be_run_again(stop, small_steps):
     room_id, _ = foreign(FORKED)
     before = all_states(room_id)
-    stopped = RoomCompression(room_id, "default")
+    stopped = RoomCompaction(room_id, "default")
     stopped.plan()
     steps = stopped.carry_out()
     for _ in range(stop):
@@ -123,7 +123,7 @@ def test_stopped_after_any_transaction_it_can_be_run_again(stop, small_steps):
 
 def test_what_was_written_in_vain_is_cleaned_up(small_steps):
     room_id, stored = foreign(FORKED)
-    stopped = RoomCompression(room_id, "default")
+    stopped = RoomCompaction(room_id, "default")
     stopped.plan()
     next(stopped.carry_out())
     assert group_rows(room_id, "default").total > stored
@@ -139,7 +139,7 @@ def test_what_is_written_meanwhile_is_taken_along(small_steps):
     fork = made.events[-8]
     persist_all(made.events, 20)
     store_as(made.room_id, "copied")
-    done = RoomCompression(made.room_id, "default")
+    done = RoomCompaction(made.room_id, "default")
     done.plan()
     written = 0
     for _ in done.carry_out():
@@ -234,7 +234,7 @@ def test_what_a_server_may_see_does_not_change_while_groups_are_rewritten(monkey
 
 def test_a_state_that_would_differ_stops_everything():
     room_id, _ = foreign(FORKED)
-    done = RoomCompression(room_id, "default")
+    done = RoomCompaction(room_id, "default")
     done.plan()
     row = StateGroupDelta.objects.filter(chain__in=StateGroup.objects.filter(room_id=room_id).values("chain")).first()
     StateGroupDelta.objects.filter(
@@ -248,7 +248,7 @@ def test_a_state_that_would_differ_stops_everything():
 
 def test_a_state_before_that_would_differ_stops_everything():
     room_id, _ = foreign(FORKED, "one by one")
-    done = RoomCompression(room_id, "default")
+    done = RoomCompaction(room_id, "default")
     done.plan()
     first, *_, last = StateGroup.objects.filter(room_id=room_id).order_by("id")
     StateGroup.objects.filter(pk=last.pk).update(prev_group=first.pk)
@@ -261,13 +261,13 @@ def test_a_group_on_one_that_is_missing_is_refused():
     second = StateGroup.objects.filter(room_id=room_id).order_by("id")[1]
     StateGroup.objects.filter(pk=second.pk).delete()
     with pytest.raises(CompressionRefused, match="check_room"):
-        RoomCompression(room_id, "default").plan()
+        RoomCompaction(room_id, "default").plan()
 
 
 def test_new_groups_that_somebody_deletes_are_missed_in_time():
     room_id, _ = foreign(FORKED)
     before = all_states(room_id)
-    done = RoomCompression(room_id, "default")
+    done = RoomCompaction(room_id, "default")
     done.plan()
     steps = done.carry_out()
     next(steps)
@@ -279,6 +279,6 @@ def test_new_groups_that_somebody_deletes_are_missed_in_time():
 
 
 def test_a_room_without_groups_has_nothing_to_save():
-    done = RoomCompression("!nobody:a.test", "default")
+    done = RoomCompaction("!nobody:a.test", "default")
     done.plan()
     assert (done.saving(), done.before.total, done.events) == (0.0, 0, 0)

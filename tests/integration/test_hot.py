@@ -55,7 +55,7 @@ def rooms_joined(user: str, upto: VectorToken) -> set[str]:
     return {room_id for room_id, membership in memberships.items() if membership == "join"}
 
 
-def check(user: str, since: VectorToken) -> notifier.Look:
+def check(user: str, since: VectorToken) -> notifier.UserChanges:
     """Ask, and compare with the slow version; returns the answer."""
     found = notifier.look(user, since)
     assert since.before_or_equal(found.now)
@@ -99,7 +99,7 @@ def test_two_writers_and_this_process_against_the_slow_version(database_url):
 def test_a_small_cache_is_never_wrong(database_url):
     rooms = [create_room(ALICE) for _ in range(6)]
     with override_settings(REPLSITE_HOT_ENTRIES=3):
-        notifier.forget_feeds()
+        notifier.stop_feeds()
         tokens = [notifier.now()]
         for number in range(30):
             rooms[number % 6].send(ALICE, "m.room.message", {})
@@ -236,7 +236,7 @@ def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch)
     assert not found.now.covers("other", position)
     assert found.rooms == frozenset()
     monkeypatch.undo()
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     wait_until(lambda: notifier.rooms_of(BOB) == {room.room_id}, 20)
 
 
@@ -335,7 +335,7 @@ def test_trimmed_rows_are_answered_with_maybe(room):
             "INSERT INTO streams_lowwatermark (stream, position, writers, rows_deleted, trimmed_at) "
             "VALUES ('device_lists', 50, '{\"master\": 50}', 1, now())"
         )
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     feed = notifier._feed(None)
     from events.notifier.routing import Target
 

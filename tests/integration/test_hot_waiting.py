@@ -127,7 +127,7 @@ def test_the_time_is_kept(room):
 
 def test_no_more_wait_than_may(room):
     with override_settings(REPLSITE_HOT_WAITER_LIMIT=2):
-        notifier.forget_feeds()
+        notifier.stop_feeds()
         callers = [Waiting(ALICE), Waiting(ALICE)]
         with pytest.raises(TooManyWaiters, match="REPLSITE_HOT_WAITER_LIMIT"):
             notifier.wait(ALICE, notifier.positions(), 5.0)
@@ -146,7 +146,7 @@ def test_a_lost_connection_wakes_everybody_to_look_again(room):
 
 def test_the_end_of_the_process_wakes_everybody(room):
     caller = Waiting(ALICE)
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     assert caller.end()
 
 

@@ -11,7 +11,7 @@ from streams.errors import WaitTimedOut
 from streams.follow import Begin, Chunk, Handler, Reader
 from streams.reading import cache_feed
 from streams.replication.protocol.ordering import View
-from streams.replication.server.http_catch_up import Question, stream_updates
+from streams.replication.server.http_catch_up import RangeQuery, stream_updates
 from streams.waiting import wait
 from tests.integration.cached_words import word
 from tests.support.writing import session, stream
@@ -90,7 +90,7 @@ def test_who_asks_over_http_gets_what_there_is():
     """It asks up to where it was told; a position that is held lower must not hide facts up to there."""
     first = fact_of_north()
     store(FAR)
-    told = json.loads(stream_updates(Question("caches", 0, first, "north")))
+    told = json.loads(stream_updates(RangeQuery("caches", 0, first, "north")))
     assert [update[0] for update in told["updates"]] == [first]
 
 

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from pipeline.jobs import history
 from pipeline.jobs.history import remove_old_jobs
-from pipeline.jobs.rows import hold_lock, resumable_job
+from pipeline.jobs.rows import claim_resumable_job, hold_lock
 from pipeline.models import ImportedRoom, ImportSource, Job, JobState, QuarantinedLine
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -68,7 +68,7 @@ def test_one_that_was_killed_is_over_after_a_day_and_goes_like_a_failed_one(sett
     assert (killed.state, killed.error, killed.finished_at) == (JobState.FAILED, "killed", ages[2].updated_at)
     assert {Job.objects.get(pk=one.pk).state for one in (ages[0.5], queued)} == {JobState.RUNNING}
     with hold_lock("default") as lock:
-        found = resumable_job(lock, "walk", {}, "default")
+        found = claim_resumable_job(lock, "walk", {}, "default")
         assert found is not None and found.state == JobState.RUNNING, "it can still be resumed"
 
 
@@ -108,7 +108,7 @@ def test_one_that_was_removed_since_it_was_listed_is_not_resumed(monkeypatch):
     with hold_lock("default") as lock:
         take = lock.take
         monkeypatch.setattr(lock, "take", lambda number: take(number) and bool(Job.objects.all().delete()))
-        assert resumable_job(lock, "walk", {}, "default") is None
+        assert claim_resumable_job(lock, "walk", {}, "default") is None
 
 
 def test_an_import_keeps_its_row_while_its_staging_tables_are_there(settings):

@@ -9,7 +9,7 @@ from django.db import connection, transaction
 
 from events.models import Event, FeedEntry, FeedPosition
 from events.sending.send import create_room
-from events.sync.feeds import FEEDS, listed_since
+from events.sync.feeds import FEEDS, feed_places_since
 from pipeline.live import feeds_table
 from pipeline.live.feeds_table import FeedsTable, ready_upto
 from pipeline.live.ledger import BatchOffsets, ledger_vectors, take_batch
@@ -76,7 +76,7 @@ def catch_up(table):
 
 
 def listed(user, token, room):
-    found = listed_since(user, [room.room_id], (token, here()), 100, "default")
+    found = feed_places_since(user, [room.room_id], (token, here()), 100, "default")
     return None if found is None else list(found.positions)
 
 

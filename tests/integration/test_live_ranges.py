@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from events.format.parsing import ParsedEvent
 from events.models import Event, EventVisibility, Room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.visibility.ranges import in_order
 from events.visibility.rebuild import ranges_anew, rebuild_visibility
 from events.visibility.recompute import tell_the_same
@@ -76,7 +76,7 @@ def test_ranges_do_not_depend_on_the_way(made, batch):
         for user_id in (*USERS, STRANGER):
             compare(user_id, made.room_id)
         transaction.set_rollback(True)
-    forget_kept()
+    clear_caches()
 
 
 @settings(
@@ -100,7 +100,7 @@ def test_backfilled_events_among_live_ones_are_seen_by_whom_the_rule_lets(made, 
                 compare(user_id, made.room_id)
             rebuild_visibility(made.room_id)
         transaction.set_rollback(True)
-    forget_kept()
+    clear_caches()
 
 
 def test_an_old_join_that_nothing_stands_on_opens_no_range_when_ranges_are_made_anew():

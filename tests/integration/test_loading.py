@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.importing import loaders as loading
 from pipeline.importing.load_rooms import LoadedRoom
-from pipeline.importing.loaders import Loading, ReadyRooms
+from pipeline.importing.loaders import LoaderThreads, ReadyRooms
 from tests.support.waiting import wait_until
 
 ROOMS = [LoadedRoom(number, f"!{number}", 1, 0) for number in range(20)]
@@ -17,20 +17,20 @@ ROOMS = [LoadedRoom(number, f"!{number}", 1, 0) for number in range(20)]
 
 @pytest.fixture
 def promoted(monkeypatch):
-    """Rooms that were given to ``promote``, which only notes them here; room 13 is lost to somebody else."""
+    """Rooms that were given to ``load_batch``, which only notes them here; room 13 is lost to somebody else."""
     done = []
 
-    def promote(job, rooms, using):
+    def load_batch(job, rooms, using):
         done.append([room.room_no for room in rooms])
         return {room.room_id for room in rooms if room.room_no == 13}
 
-    monkeypatch.setattr(loading, "promote", promote)
+    monkeypatch.setattr(loading, "load_batch", load_batch)
     return done
 
 
 def load_all(rooms, loaders=2, events=1):
     ready = ReadyRooms(lambda: rooms, events)
-    with Loading(1, ready, "default", loaders) as at_work:
+    with LoaderThreads(1, ready, "default", loaders) as at_work:
         at_work.begin()
         ready.finish()
         yield from at_work.loaded()
@@ -51,7 +51,7 @@ def test_every_room_is_loaded_once(promoted, loaders):
 def test_rooms_that_are_ready_are_loaded_while_others_are_worked_out(promoted):
     there = ROOMS[:3]
     ready = ReadyRooms(lambda: there, events=3)
-    with Loading(1, ready, "default", 1) as at_work:
+    with LoaderThreads(1, ready, "default", 1) as at_work:
         at_work.begin()
         wait_until(lambda: at_work.events == 3)
         there = ROOMS[:5]
@@ -79,22 +79,22 @@ def test_rooms_are_handed_out_in_their_order_whatever_order_they_become_ready_in
 def test_the_first_error_is_raised_and_no_loader_goes_on(monkeypatch):
     begun = []
 
-    def promote(job, rooms, using):
+    def load_batch(job, rooms, using):
         begun.append(rooms[0].room_no)
         raise RuntimeError("disk full")
 
-    monkeypatch.setattr(loading, "promote", promote)
+    monkeypatch.setattr(loading, "load_batch", load_batch)
     with pytest.raises(RuntimeError, match="disk full"):
         list(load_all(ROOMS))
     assert len(begun) <= 2 and not loaders_at_work()
 
 
 def test_whoever_ends_early_ends_the_loaders(promoted):
-    with Loading(1, ReadyRooms(lambda: ROOMS[:1], events=3), "default", 2) as at_work:
+    with LoaderThreads(1, ReadyRooms(lambda: ROOMS[:1], events=3), "default", 2) as at_work:
         at_work.begin()
         assert len(loaders_at_work()) == 2
     assert not loaders_at_work() and not promoted
 
 
 def test_there_are_as_many_loaders_as_cores_and_not_too_many():
-    assert 1 <= loading.usual_loaders() <= loading.MOST_LOADERS
+    assert 1 <= loading.default_loaders() <= loading.MOST_LOADERS

@@ -85,7 +85,7 @@ def test_checking_and_mending_a_room_in_a_process_outlasts_it(impatience, monkey
     looked = waiting_before_queries(monkeypatch, repair)
     assert repair.check_room(room_id).events > 0
     with monkeypatch.context() as mending:
-        mended = waiting_before_queries(mending, repair, "mend_room")
+        mended = waiting_before_queries(mending, repair, "repair_room")
         assert repair.resync_room(room_id, "visibility").before.of("visibility") > 0
     assert (len(looked), len(mended)) == (3, 1)
 
@@ -93,7 +93,7 @@ def test_checking_and_mending_a_room_in_a_process_outlasts_it(impatience, monkey
 def test_checking_rooms_on_executors_outlasts_it(impatience, monkeypatch):
     room_id = without_ranges()
     looked = waiting_before_queries(monkeypatch, resync_executor)
-    mended = waiting_before_queries(monkeypatch, resync_executor, "mend_room")
+    mended = waiting_before_queries(monkeypatch, resync_executor, "repair_room")
     (answer,) = resync_executor.resync_rooms(RoomsWork(dsn(), "visibility", mend=True), [room_id])
     assert answer.before.of("visibility") > 0 and (len(looked), len(mended)) == (2, 1)
 

@@ -253,7 +253,7 @@ def test_plain_counters_are_told_in_steps_and_gauges_as_they_are():
         def collect(self):
             yield PROCESS[0].family([(seen["replsite_wait_timeouts_total"], "events")])
 
-    figures = process.PlainFigures(Some())
+    figures = process.MirroredCounters(Some())
     for total in (5.0, 5.0, 8.0, 7.0, 9.0):
         seen["replsite_wait_timeouts_total"] = total
         figures.flush()

@@ -12,7 +12,7 @@ from events.integrity.repair import check_room, resync_room
 from events.maintenance.censor import censor
 from events.models import Event, EventJson
 from events.persist.batch import Incoming, with_state
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.reading.event_json import load_events
 from events.stored_states import parsed_events
 from state.rules.room_versions import room_version
@@ -237,7 +237,7 @@ def stored_in_full(made, *events):
     for event in events:
         EventJson.objects.filter(pk=event.event_id).update(json=tampered(event, **{"m.relates_to": {"event_id": "$t"}}))
         Event.objects.writable().filter(event_id=event.event_id).update(relates_to="$t")
-    forget_kept()
+    clear_caches()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -296,7 +296,7 @@ def test_numbers_of_any_size_are_read_again_as_they_came(version, number):
     levels = made.state("m.room.power_levels", "", content)
     persist([incoming(event) for event in made.events])
     for event in (made.topic("new"), made.redaction(made.message())):
-        forget_kept()
+        clear_caches()
         outcome = persist([incoming(event) for event in made.events])
         assert outcome.refused == [] and outcome.bad_content_hashes == 0
         assert Event.objects.get(event_id=event.event_id).rejected_reason is None

@@ -15,7 +15,7 @@ from django.test import Client
 from events.notifier.rows import newest_rows
 from pipeline.source import read_rows
 from pipeline.source.offsets import pieces
-from pipeline.source.read_rows import Reading, read_piece
+from pipeline.source.read_rows import ReadParameters, read_piece
 from streams import registry
 from streams.caching import CachedFunction
 from streams.core import lookup
@@ -30,7 +30,7 @@ from streams.follow import handlers as declared
 from streams.follow.dead_letters import retry_parked
 from streams.reading import cache_feed
 from streams.reading.rows import rows_between
-from streams.replication.common.table_rows import Wanted, table_rows
+from streams.replication.common.table_rows import FactRange, table_rows
 from streams.replication.protocol.announcer import Read
 from streams.replication.server.broadcast_reader import read_lines
 from tests.support import emptying
@@ -121,7 +121,7 @@ def of_the_wire(lines: list[bytes]) -> list[Any]:
 def test_tables_read_on_a_connection_of_django(ids):
     with connection.cursor() as cursor:
         rows, _ = rows_between(cursor, declaration(), None, ids[0] - 1, ids[-1], 100)
-        fast, _ = table_rows(cursor, declaration(), Wanted(ids[0] - 1, ids[-1]), 100)
+        fast, _ = table_rows(cursor, declaration(), FactRange(ids[0] - 1, ids[-1]), 100)
     assert [row.row for row in rows] == ROWS
     assert [row.row for row in fast] == ROWS
 
@@ -129,7 +129,7 @@ def test_tables_read_on_a_connection_of_django(ids):
 def test_tables_read_on_a_direct_connection(ids):
     with session() as cursor:
         rows, _ = rows_between(cursor, declaration(), None, ids[0] - 1, ids[-1], 100)
-        fast, _ = table_rows(cursor, declaration(), Wanted(ids[0] - 1, ids[-1]), 100)
+        fast, _ = table_rows(cursor, declaration(), FactRange(ids[0] - 1, ids[-1]), 100)
         newest = newest_rows(cursor, declaration(), {writer(): ids[-1]}, 100)
     assert [row.row for row in rows] == ROWS
     assert [row.row for row in fast] == ROWS
@@ -203,7 +203,7 @@ def test_columns_of_spark(ids, monkeypatch):
     names = tuple(name for name in COLUMNS if name != "numbers")  # arrays of the catalog are of text
     (piece,) = pieces({writer(): (ids[0] - 1, ids[-1])}, [])
     try:
-        batches = list(read_piece(Reading(driver.dsn(), NAME, names), piece))
+        batches = list(read_piece(ReadParameters(driver.dsn(), NAME, names), piece))
     finally:
         for _, one in read_rows._kept:
             one.close()

@@ -7,7 +7,7 @@ from events.integrity.repair import check_room
 from events.models import Event
 from events.persist.batch import with_state
 from events.persist.gap_filling import resolve_room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.sending.send import LocalRoom
 from state.store import full_state
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
@@ -71,7 +71,7 @@ def test_the_state_of_another_room_is_not_that_before_an_event(rooms, how, mixed
     made, hers = rooms
     last = made.events[-1]
     if not kept:
-        forget_kept()
+        clear_caches()
     evil = by_eve(made, [hers.events[-1], last] if mixed else [hers.events[-1]])
     if how == "given":
         outcome = persist(with_state(incoming(evil), [event.json for event in made.events if event.is_state]))

@@ -321,7 +321,7 @@ def test_auth_event_of_another_room_is_a_reason_to_reject():
 
 def test_nothing_is_stored_when_the_transaction_fails(monkeypatch):
     made = public_room()
-    monkeypatch.setattr("events.persist.write_rows._Room.finish", lambda self, using: 1 / 0)
+    monkeypatch.setattr("events.persist.write_rows._RoomWriter.finish", lambda self, using: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         persist([incoming(event) for event in made.events])
     monkeypatch.undo()

@@ -13,7 +13,7 @@ from events.format.parsing import SIZE_LIMIT_BYTES
 from events.models import Event, EventJson, Room
 from events.persist import batch as storing
 from events.persist.batch import Incoming
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.sending.finish import finish_event
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
@@ -316,7 +316,7 @@ def cost(work):
     """(CPU seconds of this process at best, number of queries): of three runs, each rolled back."""
     seconds, queries = [], 0
     for _ in range(3):
-        forget_kept()
+        clear_caches()
         with CaptureQueriesContext(connection) as seen:
             start = time.process_time()
             work()
@@ -419,7 +419,7 @@ def test_event_on_a_long_chain_of_soft_failed_ones_costs_no_more():
             chain.append(made.message(prev=[chain[-1]], sender=BOB))
         outcome = persist([incoming(event) for event in chain])
         assert all(stored.soft_failed for stored in outcome.stored)
-        forget_kept()
+        clear_caches()
         with CaptureQueriesContext(connection) as seen:
             chain.append(made.message(prev=[chain[-1]], sender=BOB))
             persist([incoming(chain[-1])])

@@ -210,7 +210,7 @@ def test_nothing_of_a_failed_batch_is_built_on(monkeypatch):
     room = room_of_two()
     stored(*room.events)
     topic = room.topic("x")
-    monkeypatch.setattr("events.persist.write_rows._Room.finish", lambda self, using: 1 / 0)
+    monkeypatch.setattr("events.persist.write_rows._RoomWriter.finish", lambda self, using: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         stored(topic)
     monkeypatch.undo()

@@ -11,10 +11,10 @@ from pipeline.importing.parse_lines import sequence_number
 from pipeline.importing.plan import (
     create_staging,
     drop_staging,
-    give_up_rooms,
     leftover_staging,
     make_plan,
     planned_rooms,
+    quarantine_rooms,
     store_broken,
 )
 from pipeline.importing.sources.parts import Part
@@ -130,7 +130,7 @@ def test_rooms_that_somebody_else_made_are_put_aside_but_for_what_is_here(cursor
     stage(cursor, ("!r", "$a", {}), ("!r", "$b", {}), ("!s", "$c", {}))
     make_plan(cursor, JOB, as_history=False)
     store("!r", ("$a", False))
-    give_up_rooms(cursor, JOB, ["!r"])
+    quarantine_rooms(cursor, JOB, ["!r"])
     assert put_aside(cursor) == [
         (sequence_number(0, 2), "room-known", "room !r came to be while this import worked; import it again")
     ]
@@ -140,7 +140,7 @@ def test_rooms_that_somebody_else_made_are_put_aside_but_for_what_is_here(cursor
 def test_rooms_that_nobody_may_make_are_put_aside_with_the_way_out(cursor):
     stage(cursor, ("!r", "$a", {}))
     make_plan(cursor, JOB, as_history=False)
-    give_up_rooms(cursor, JOB, ["!r"])
+    quarantine_rooms(cursor, JOB, ["!r"])
     ((_, reason, detail),) = put_aside(cursor)
     assert reason == "room-purged" and "room !r was purged and is blocked (manage.py purge room --unblock)" in detail
 

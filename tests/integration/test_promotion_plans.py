@@ -10,7 +10,7 @@ from django.db import connection, transaction
 
 from events.models import Event
 from pipeline.importing import load_rooms
-from pipeline.importing.load_rooms import LoadedRoom, promote
+from pipeline.importing.load_rooms import LoadedRoom, load_batch
 from pipeline.importing.plan import analyze_results, create_staging, drop_staging
 from pipeline.importing.staging_tables import table_name
 from pipeline.models import Job
@@ -93,7 +93,7 @@ def test_rows_of_a_large_room_are_not_compared_each_with_each(job, small):
             "SET statement_timeout = '30s'"
         )  # each with each takes minutes, by hashes it is a tenth of a second
     with plans_of_joins() as plans:
-        assert promote(job, [LoadedRoom(LARGE, f"!{LARGE}", 0, 0)], "default") == set()
+        assert load_batch(job, [LoadedRoom(LARGE, f"!{LARGE}", 0, 0)], "default") == set()
     assert StateGroup.objects.filter(room_id=f"!{LARGE}").count() == GROUPS
     assert len(plans) == len(JOINED) - 1  # no events, so no orderings
     assert not [plan for plan in plans if "Nested Loop" in plan]
@@ -109,7 +109,7 @@ def test_ids_with_holes_between_them_are_given_out_in_order_and_not_compared_eac
         stage(cursor, job, LARGE, LARGE, 1)
         stage_events(cursor, job, LARGE, LARGE, EVENTS)
     with plans_of_joins() as plans:
-        promote(job, [LoadedRoom(LARGE, f"!{LARGE}", EVENTS, 0)], "default")
+        load_batch(job, [LoadedRoom(LARGE, f"!{LARGE}", EVENTS, 0)], "default")
     assert not [plan for plan in plans if "Nested Loop" in plan]
     stored = Event.objects.order_by("stream_ordering").values_list("stream_ordering", "event_id")
     assert [event_id for _, event_id in stored] == [f"${number}" for number in range(EVENTS)]

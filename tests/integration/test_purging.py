@@ -25,8 +25,8 @@ from events.maintenance.purge_history import (
     PurgeRequest,
     cut_at_event,
     cut_at_time,
-    only_purge,
     purge_events,
+    purge_lock,
     room_figures,
 )
 from events.models import (
@@ -41,7 +41,7 @@ from events.models import (
     VisibleEvent,
 )
 from events.persist.batch import with_state
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.reading import pages
 from events.reading.state_at import states_at
 from events.reading.timeline import timeline
@@ -77,7 +77,7 @@ def _forget(settings, monkeypatch):
     settings.REPLSITE_SERVER_NAME = "nobody.test"
     monkeypatch.setattr(throttle, "_REST", 0)
     yield
-    forget_kept()
+    clear_caches()
 
 
 def run(what, *arguments, **options):
@@ -329,10 +329,10 @@ def test_a_room_keeps_a_leaf():
 
 def test_one_purge_of_a_room_at_a_time():
     made = talked_room(3)
-    with only_purge(made.room_id, "default"):
+    with purge_lock(made.room_id, "default"):
         with pytest.raises(CommandError, match="is being purged already"):
             purge(made.room_id, 5)
-        with only_purge("!other:a.test", "default"):
+        with purge_lock("!other:a.test", "default"):
             pass
     assert purge(made.room_id, 5)["became_outliers"] > 0
 
@@ -508,7 +508,7 @@ def test_stopped_anywhere_and_run_again_gives_the_same_end(stop_after, monkeypat
     plan, kept = planned(room_id, cut), kept_above(room_id, cut)
     before = states(kept)
     foreseen = purge(room_id, cut, "--dry-run")
-    with only_purge(room_id, "default"):
+    with purge_lock(room_id, "default"):
         steps = every_step(PurgeRequest(room_id, cut, False, "default"))
         with closing(steps):
             for _ in zip(range(stop_after + 1), steps, strict=False):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from streams.models import RecordedFact, RecordedGap, RecordedPosition, RecordedServer
-from streams.replication.protocol.cursors import Gap, Reset
+from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.recording.recorder import Batch, Recorder, RecorderBusy
 
@@ -60,7 +60,7 @@ def test_the_same_batch_again_changes_nothing(recorder):
 
 
 def test_a_batch_that_cannot_be_stored_leaves_nothing_behind(recorder):
-    bad = Gap("events", "\ud800", 5, 9)  # no text of a database
+    bad = MissingRange("events", "\ud800", 5, 9)  # no text of a database
     with pytest.raises(UnicodeEncodeError):
         recorder.store(Batch(rows=rows(5), gaps=[(bad, "gone")]))
     assert facts() == []
@@ -77,7 +77,7 @@ def test_positions_move_without_rows_and_never_back(recorder):
 
 def test_gaps_are_kept_with_their_reason_and_counted(recorder):
     recorder.store(Batch(rows=rows(5)))
-    recorder.store(Batch(gaps=[(Gap("events", "master", 5, 9), "gone")], rows=rows(10)))
+    recorder.store(Batch(gaps=[(MissingRange("events", "master", 5, 9), "gone")], rows=rows(10)))
     gap = RecordedGap.objects.get()
     assert (gap.stream, gap.writer, gap.after, gap.upto, gap.reason) == ("events", "master", 5, 9, "gone")
     assert RecordedPosition.objects.get().ranges_missed == 1
@@ -159,7 +159,7 @@ def test_too_many_rows_are_trimmed_oldest_first_and_told(recorder):
 
 
 def test_old_rows_and_gaps_are_trimmed(recorder):
-    recorder.store(Batch(rows=rows(1, 2, 3), gaps=[(Gap("events", "master", 5, 9), "gone")]))
+    recorder.store(Batch(rows=rows(1, 2, 3), gaps=[(MissingRange("events", "master", 5, 9), "gone")]))
     RecordedFact.objects.filter(token__lt=3).update(received_at="2020-01-01T00:00:00Z")
     RecordedGap.objects.update(recorded_at="2020-01-01T00:00:00Z")
     assert recorder.trim(days=7, facts_kept=1_000) == 2

@@ -29,7 +29,7 @@ from events.models import (
     Room,
     TimelineGap,
 )
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.reading.timeline import timeline
 from pipeline.archive import restore as restore_kind
 from pipeline.archive import write
@@ -75,7 +75,7 @@ FROM events_event ORDER BY event_id
 def _server(settings):
     settings.REPLSITE_SERVER_NAME = "nobody.test"
     yield
-    forget_kept()
+    clear_caches()
 
 
 def stored(name):
@@ -111,7 +111,7 @@ def test_a_leaf_comes_back_whose_state_is_not_known(tmp_path):
 
 
 def restore(folder):
-    forget_kept()
+    clear_caches()
     out = io.StringIO()
     call_command("restore", str(folder), "--json", stdout=out, stderr=io.StringIO())
     return json.loads(out.getvalue())
@@ -119,7 +119,7 @@ def restore(folder):
 
 def everything(room_id):
     """All that is stored of a room, groups by the states that they mean."""
-    forget_kept()
+    clear_caches()
     with connection.cursor() as cursor:
         cursor.execute(_RAW)
         rows = cursor.fetchall()

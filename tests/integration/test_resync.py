@@ -12,9 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from events.declarations import EVENTS
 from events.integrity.repair import check_room
 from events.models import Event, EventVisibility, FeedEntry, FeedPosition, ForwardExtremity, Room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.sending.send import create_room
-from pipeline.feeds.write import Stretch, write_feeds
+from pipeline.feeds.write import StreamRange, write_feeds
 from pipeline.models import Job
 from streams.models import CacheInvalidation
 from tests.integration.test_live_is_bulk import generated
@@ -101,7 +101,7 @@ def test_every_subject_mends_its_part(made):
     before = answers(made.room_id)
     for damage in (wrong_delta, missing_current_state, wrong_redacted_by, lost_leaf, missing_ranges):
         damage(made.room_id)
-    forget_kept()
+    clear_caches()
     for subject in (
         "extremities",
         "state",
@@ -168,7 +168,7 @@ def test_feed_entries_are_found_and_put_back():
     for _ in range(5):
         room.send(ANN, "m.room.message", {"body": "x"})
     with connection.cursor() as cursor:
-        write_feeds(cursor, Stretch(1, here().base), "site", 1_000)
+        write_feeds(cursor, StreamRange(1, here().base), "site", 1_000)
     entries = FeedEntry.objects.order_by("user_id", "stream_ordering")
     before = list(entries.values_list())
     assert run("resync", "feeds", "--all")[0]["before"] == {"missing": 0, "wrong_room": 0, "wrong_length": 0}

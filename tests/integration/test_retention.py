@@ -7,9 +7,9 @@ import time
 import pytest
 from django.core.management import call_command
 
-from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_history import purge_lock
 from events.models import Event
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from tests.support.made_rooms import ALICE, MadeRoom
 from tests.support.persisted_rooms import incoming, persist
 
@@ -20,7 +20,7 @@ DAY = 86_400_000
 @pytest.fixture(autouse=True)
 def _forget():
     yield
-    forget_kept()
+    clear_caches()
 
 
 def run(*more):
@@ -73,7 +73,7 @@ def test_the_last_event_stays_however_old(settings):
 
 def test_a_room_that_is_being_purged_is_left_for_the_next_time():
     messages = room_of("!week:a.test", 7 * DAY)
-    with only_purge("!week:a.test", "default"):
+    with purge_lock("!week:a.test", "default"):
         assert run()["busy"] == ["!week:a.test"]
     assert left(messages) == [True] * 5
     out = io.StringIO()

@@ -5,10 +5,10 @@ from django.db import connection
 
 from events.integrity import room_mending
 from events.integrity.repair import check_room
-from events.integrity.room_mending import find_damage, mend_room
+from events.integrity.room_mending import find_damage, repair_room
 from events.integrity.stored_rows import read_mark
 from events.models import CurrentState, Event, EventVisibility, ForwardExtremity, Room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from state.models import StateGroup
 from tests.integration.test_live_is_bulk import generated
 from tests.integration.test_room_repair import change, lost_leaf, missing_ranges, of_room, wrong_delta
@@ -43,17 +43,17 @@ def test_what_was_found_is_used_when_nobody_wrote_since(made, looks):
     missing_ranges(made.room_id)
     with connection.cursor() as cursor:
         found = find_damage(cursor, made.room_id, "rooms")
-        mended = mend_room(cursor, made.room_id, "rooms", found)
+        mended = repair_room(cursor, made.room_id, "rooms", found)
     assert mended.before is found.report and len(looks) == 1 and check_room(made.room_id).clean
 
 
 def test_what_was_found_is_worked_out_anew_when_somebody_wrote_since(made, looks):
     wrong_delta(made.room_id)
-    forget_kept()
+    clear_caches()
     with connection.cursor() as cursor:
         found = find_damage(cursor, made.room_id, "rooms")
         persist_all([made.message()])
-        mended = mend_room(cursor, made.room_id, "rooms", found)
+        mended = repair_room(cursor, made.room_id, "rooms", found)
     assert mended.before is not found.report and mended.before.events == found.report.events + 1
     assert len(looks) == 2 and check_room(made.room_id).clean
 
@@ -61,8 +61,8 @@ def test_what_was_found_is_worked_out_anew_when_somebody_wrote_since(made, looks
 def test_what_was_found_to_be_well_has_no_mark(made):
     with connection.cursor() as cursor:
         assert find_damage(cursor, made.room_id, "rooms").mark is None
-        assert mend_room(cursor, made.room_id, "rooms").moved is None
-        assert (find_damage(cursor, "!no:x", "rooms"), mend_room(cursor, "!no:x", "rooms")) == (None, None)
+        assert repair_room(cursor, made.room_id, "rooms").moved is None
+        assert (find_damage(cursor, "!no:x", "rooms"), repair_room(cursor, "!no:x", "rooms")) == (None, None)
 
 
 def test_another_subject_has_no_mark(made):

@@ -13,7 +13,7 @@ from django.db import connection
 
 from events.errors import UnknownRoom
 from events.maintenance import purge_room
-from events.maintenance.purge_history import only_purge
+from events.maintenance.purge_history import purge_lock
 from events.models import CurrentState, Event, EventAuth, EventEdge, EventJson, Feed, FeedEntry, PurgedRoom, Room
 from events.reading.timeline import timeline
 from pipeline.archive import restore as restore_kind
@@ -133,7 +133,7 @@ def test_unknown_rooms_and_one_at_a_time():
     made = talked_room(1)
     with pytest.raises(CommandError, match="There is no room"):
         purge("room", "!nowhere:a.test")
-    with only_purge(made.room_id, "default"), pytest.raises(CommandError, match="is being purged already"):
+    with purge_lock(made.room_id, "default"), pytest.raises(CommandError, match="is being purged already"):
         purge("room", made.room_id)
 
 

@@ -16,7 +16,7 @@ from events.models import (
     ForwardExtremity,
     Room,
 )
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.reading.timeline import state_at
 from events.reading.user_timeline import timeline_of
 from state.models import StateGroup, StateGroupDelta
@@ -195,7 +195,7 @@ def test_damage_is_found_and_mended(subject, damage):
     persist_all(made.events, 100)
     before = answers(made.room_id)
     damage(made.room_id)
-    forget_kept()
+    clear_caches()
     report = check_room(made.room_id)
     assert {found for found, _ in report.totals} == {subject} and report.differences
     dry = resync_room(made.room_id, subject, dry_run=True)
@@ -256,7 +256,7 @@ def test_room_goes_on_after_a_repair_as_if_nothing_had_been():
     half = len(made.events) // 2
     persist_all(made.events[:half], 10)
     wrong_delta(made.room_id)
-    forget_kept()
+    clear_caches()
     assert resync_room(made.room_id, "state").after.clean
     persist_all(made.events[half:], 7)
     assert check_room(made.room_id).clean

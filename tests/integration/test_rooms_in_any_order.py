@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from events.integrity.repair import check_room
 from events.models import Event, Room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import in_order
 from events.visibility.rebuild import ranges_anew, rebuild_visibility
@@ -139,7 +139,7 @@ def test_rooms_with_gaps_told_states_and_backfill(data, made):
         assert rebuild_visibility(made.room_id)
         assert_the_rule(made)
         transaction.set_rollback(True)
-    forget_kept()
+    clear_caches()
 
 
 @QUICK
@@ -164,4 +164,4 @@ def test_rooms_of_old_events_that_live_ones_go_on_with(data, made):
                 assert_all_ways_tell_the_same(made)
         assert_the_rule(made)
         transaction.set_rollback(True)
-    forget_kept()
+    clear_caches()

@@ -12,7 +12,7 @@ from django.db import connection
 from django.utils import timezone
 
 from replsite.history import sampler
-from replsite.history.sampler import Sampler, last_words, write_step
+from replsite.history.sampler import Sampler, last_statuses, write_step
 from replsite.history.samples import SPANS
 from replsite.snapshot.take import take_snapshot
 from replsite.status.verdicts import Severity, Verdict
@@ -76,7 +76,7 @@ class TestSteps:
     def test_another_process_does_not_tell_again_what_was_told(self):
         step(0, a_stream(a_writer(status=BLOCKED)))
         with connection.cursor() as cursor:
-            assert step(15, a_stream(a_writer(status=BLOCKED)), before=last_words(cursor)) == []
+            assert step(15, a_stream(a_writer(status=BLOCKED)), before=last_statuses(cursor)) == []
 
     def test_old_changes_are_forgotten_by_age_and_by_number(self, monkeypatch):
         monkeypatch.setattr(sampler, "CHANGES_KEPT", 3)
@@ -290,7 +290,7 @@ class TestWritersThatEnd:
         assert "web-7 took it out" in sentence
         assert len(self.told(before, tenures)) == 1, "once"
         with connection.cursor() as cursor:
-            assert write_step(cursor, take_snapshot(), last_words(cursor), {}) == [], "not by another process either"
+            assert write_step(cursor, take_snapshot(), last_statuses(cursor), {}) == [], "not by another process either"
 
     def test_a_writer_that_left_in_order_and_a_new_process_of_its_name(self):
         before, tenures = {}, {}

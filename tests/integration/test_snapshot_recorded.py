@@ -11,7 +11,7 @@ from django.test import Client
 
 from replsite.snapshot.take import take_snapshot
 from streams.models import RecordedPosition
-from streams.replication.protocol.cursors import Gap
+from streams.replication.protocol.cursors import MissingRange
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.recording.recorder import Batch, Recorder
 
@@ -37,7 +37,7 @@ def test_its_writers_stand_beside_ours(record):
 
 
 def test_what_was_missed_is_shown(record):
-    record.store(Batch(gaps=[(Gap("events", "master", 9, 12), "gone")], positions={"events": {"master": 12}}))
+    record.store(Batch(gaps=[(MissingRange("events", "master", 9, 12), "gone")], positions={"events": {"master": 12}}))
     stream = take_snapshot().stream("main/events")
     assert "1 range of facts missed" in stream.writers[0].status.sentence
 
@@ -70,7 +70,7 @@ def test_the_command_and_metrics_tell_of_it(record, run_manage):
 
 
 def test_the_admin_shows_all_four_tables(record):
-    record.store(Batch(gaps=[(Gap("events", "master", 9, 12), "gone")]))
+    record.store(Batch(gaps=[(MissingRange("events", "master", 9, 12), "gone")]))
     get_user_model().objects.create_superuser("root", password="pass")
     client = Client()
     client.login(username="root", password="pass")

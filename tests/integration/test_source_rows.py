@@ -10,7 +10,7 @@ from django.db import connection
 from pipeline.source import read_rows
 from pipeline.source.filters import Condition
 from pipeline.source.offsets import pieces
-from pipeline.source.read_rows import Reading, read_piece
+from pipeline.source.read_rows import ReadParameters, read_piece
 from streams import registry
 from streams.db.driver import dsn
 from streams.errors import ResyncNeeded
@@ -46,7 +46,9 @@ def piece(ids):
 
 
 def rows(piece, **more):
-    return [row for batch in read_piece(Reading(dsn(), "caches", NAMES, **more), piece) for row in batch.to_pylist()]
+    return [
+        row for batch in read_piece(ReadParameters(dsn(), "caches", NAMES, **more), piece) for row in batch.to_pylist()
+    ]
 
 
 def test_rows_have_the_columns_that_were_asked_for_by_ascending_tokens(ids, piece):
@@ -69,7 +71,7 @@ def test_conditions_are_kept(ids, piece):
 
 def test_rows_come_in_batches_of_bounded_size(monkeypatch, ids, piece):
     monkeypatch.setattr(read_rows, "_BATCH_BYTES", 1)
-    assert [batch.num_rows for batch in read_piece(Reading(dsn(), "caches", NAMES), piece)] == [1] * 6
+    assert [batch.num_rows for batch in read_piece(ReadParameters(dsn(), "caches", NAMES), piece)] == [1] * 6
 
 
 def test_json_text_comes_as_it_is_stored():
@@ -78,7 +80,7 @@ def test_json_text_comes_as_it_is_stored():
         Receipt(room_id="!r", receipt_type="m.read", user_id="@u", event_id="$e", data=text)
     )
     fact = Receipt.objects.get()
-    found = read_piece(Reading(dsn(), "receipts", ("data",)), piece_of([fact.stream_id], fact.instance_name))
+    found = read_piece(ReadParameters(dsn(), "receipts", ("data",)), piece_of([fact.stream_id], fact.instance_name))
     assert [row["data"] for batch in found for row in batch.to_pylist()] == [text]
 
 
@@ -103,13 +105,13 @@ def test_a_connection_that_the_database_ended_is_made_anew(kept, piece):
 def test_a_connection_to_another_database_is_not_kept_beside_it(kept, piece):
     rows(piece)
     (other,) = [f"{dsn()} options='-c statement_timeout=60000'"]
-    assert sum(batch.num_rows for batch in read_piece(Reading(other, "caches", NAMES), piece)) == 6
+    assert sum(batch.num_rows for batch in read_piece(ReadParameters(other, "caches", NAMES), piece)) == 6
     assert [one for one, _ in kept] == [other]
 
 
 def test_a_piece_that_is_left_in_the_middle_leaves_no_connection(monkeypatch, kept, piece):
     monkeypatch.setattr(read_rows, "_BATCH_BYTES", 1)
-    reading = read_piece(Reading(dsn(), "caches", NAMES), piece)
+    reading = read_piece(ReadParameters(dsn(), "caches", NAMES), piece)
     next(reading)
     reading.close()
     assert kept == []

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from pipeline.source.data_source import ReplsiteSource
-from pipeline.source.offsets import Bound, Piece
+from pipeline.source.offsets import Bound, PartitionRange
 from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.maintenance.trim import Keep, TrimRequest, trim
@@ -22,7 +22,7 @@ def source(**options: str) -> ReplsiteSource:
 
 
 def piece(after: int, upto: int) -> InputPartition:
-    return InputPartition(Piece((Bound(("master",), after, upto),)))
+    return InputPartition(PartitionRange((Bound(("master",), after, upto),)))
 
 
 def tokens(reader: Any, partition: InputPartition) -> list[int]:

@@ -73,7 +73,7 @@ def test_acknowledgements_and_addresses_arrive(port):
         follower.do(follower.speaker.acknowledge_federation, 5)
         follower.do(follower.speaker.see, "@a:b", "token", "1.2.3.4", "ua")
         wait_until(lambda: workers.federation_acknowledged() == {"test": 5}, 20)
-        wait_until(lambda: [sight.ip for sight in workers.sights("@a:b")] == ["1.2.3.4"], 20)
+        wait_until(lambda: [sight.ip for sight in workers.seen_addresses("@a:b")] == ["1.2.3.4"], 20)
 
 
 def test_hints_are_told_to_others_and_heard_from_them(port):

@@ -15,9 +15,9 @@ from django.db import connections
 
 from events.notifier import notifier
 from events.notifier.feed import NotifierFeed
-from events.notifier.routing import CONCERNS_NOBODY, Target, followed
+from events.notifier.routing import NOT_ROUTED, Target, routed_streams
 from events.sending.send import create_room
-from events.sync.providers import Question, providers
+from events.sync.providers import StreamQuery, providers
 from events.sync.shared_rooms import SharedRooms
 from events.sync.sync import await_sync, resync_user, sync
 from streams import registry
@@ -28,7 +28,7 @@ from streams.homeserver import append
 from streams.homeserver import typing as typing_users
 from streams.models.catalog import Presence
 from streams.reading.position_notifications import PositionNotification
-from streams.writing.new_life import begin_anew
+from streams.writing.new_life import begin_generation
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS, chatter, talkers
 from tests.support.sync_client import SyncClient, check_matches
@@ -49,9 +49,9 @@ def online(user: str, **more: object) -> Callable[[], object]:
 
 def test_every_stream_has_a_provider_or_a_reason():
     parts = {*providers(), "events", "caches"}
-    assert parts == set(followed())
-    assert parts | set(CONCERNS_NOBODY) == {s.name for s in registry.all_streams() if not s.name.startswith("test")}
-    assert not parts & set(CONCERNS_NOBODY)
+    assert parts == set(routed_streams())
+    assert parts | set(NOT_ROUTED) == {s.name for s in registry.all_streams() if not s.name.startswith("test")}
+    assert not parts & set(NOT_ROUTED)
 
 
 #: Stream -> what is done to it, in a room that Alice and Bob are joined to; each act tells Alice something.
@@ -195,7 +195,7 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
     assert client.sync().streams["device_lists"].changed.keys() == {(BOB,)}
     position, _ = other.do("join", room.room_id, BOB)
     monkeypatch.undo()
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     wait_until(lambda: notifier.now().covers("other", position), 20)
     client.sync()
     assert client.held() == SyncClient(ALICE).held()
@@ -288,7 +288,7 @@ def test_a_stream_in_memory_that_began_anew_is_told_whole(room):
     client = SyncClient(ALICE)
     assert client.streams["typing"]
     with session() as cursor:
-        begin_anew(cursor, registry.get("typing"))
+        begin_generation(cursor, registry.get("typing"))
         cursor.execute("SELECT pg_notify('replsite_streams', 'typing master')")
     wait_until(lambda: notifier.now("typing").base == 0, 20)
     answer = client.sync()
@@ -401,7 +401,7 @@ def test_marks_that_were_trimmed_are_taken_to_be_there(room):
             "VALUES ('caches', %s, jsonb_build_object('master', %s::bigint), 1, now())",
             [position, position],
         )
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     assert client.sync().full
     assert not client.sync()
 
@@ -420,7 +420,7 @@ def test_facts_that_were_trimmed_bring_the_stream_whole(room):
             "VALUES ('account_data', %s, jsonb_build_object('master', %s::bigint), 1, now())",
             [top - 1, top - 1],
         )
-    notifier.forget_feeds()
+    notifier.stop_feeds()
     assert client.sync().streams["account_data"].whole
     assert client.held() == SyncClient(ALICE).held()
 
@@ -519,7 +519,7 @@ def test_an_async_caller_that_is_cancelled_leaves(room):
 
 
 def test_what_a_stream_holds_of_a_user_is_found_by_an_index(room):
-    question = Question(None, ALICE, SharedRooms(frozenset()), VectorToken(10**9))
+    question = StreamQuery(None, ALICE, SharedRooms(frozenset()), VectorToken(10**9))
     with session() as cursor:
         cursor.execute("SET enable_seqscan = off")
         for name, provider in providers().items():

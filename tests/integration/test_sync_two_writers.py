@@ -10,7 +10,7 @@ from django.db import connection
 from events.errors import EventNotAllowed
 from events.models import CurrentState, CurrentStateDelta, Event
 from events.sending.send import NewEvent, RoomSetup, create_room
-from events.sync.providers import Question, providers
+from events.sync.providers import StreamQuery, providers
 from events.sync.shared_rooms import SharedRooms
 from streams.core.tokens import VectorToken
 from streams.homeserver import append
@@ -182,7 +182,7 @@ def test_presence_does_not_go_back_to_the_one_before_it():
             cursor.execute("UPDATE streams_presence SET instance_name = %s WHERE stream_id = %s", [writer, position])
 
         def changes(low, now):
-            return providers()["presence"].changes(Question(cursor, ANN, SharedRooms(frozenset()), now, low))
+            return providers()["presence"].changes(StreamQuery(cursor, ANN, SharedRooms(frozenset()), now, low))
 
         middle, end = at(before, newer), VectorToken(newer)
         held = changes(VectorToken(before), middle).apply_to({})

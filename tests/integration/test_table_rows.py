@@ -7,7 +7,7 @@ from django.db import connection
 
 from streams import registry
 from streams.reading.rows import rows_between
-from streams.replication.common.table_rows import Wanted, table_rows
+from streams.replication.common.table_rows import FactRange, table_rows
 from tests.support.writing import fact, ids, stream
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -36,7 +36,7 @@ def test_both_ways_agree(writer, limit):
         while after < 55:
             plain, reached = rows_between(cursor, declaration, writer, after, 55, limit)
             writers = None if writer is None else [writer]
-            fast, also_reached = table_rows(cursor, declaration, Wanted(after, 55, writers), limit)
+            fast, also_reached = table_rows(cursor, declaration, FactRange(after, 55, writers), limit)
             assert [(row.token, row.instance, row.row) for row in fast] == [(r.token, r.writer, r.row) for r in plain]
             assert also_reached == reached > after
             after = reached
@@ -60,7 +60,7 @@ def test_both_ways_agree_on_a_union_of_tables(limit):
             declaration, after = registry.get(name).declaration, 1
             while after < 20:
                 plain, reached = rows_between(cursor, declaration, None, after, 20, limit)
-                fast, also_reached = table_rows(cursor, declaration, Wanted(after, 20), limit)
+                fast, also_reached = table_rows(cursor, declaration, FactRange(after, 20), limit)
                 assert [(row.token, row.row) for row in fast] == [(row.token, row.row) for row in plain]
                 assert also_reached == reached
                 after = reached
@@ -73,7 +73,7 @@ def test_several_writers_are_read_in_one_go():
                 "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, cache_name) VALUES (%s, %s, 'c')",
                 [number, writer],
             )
-        rows, _ = table_rows(cursor, stream().declaration, Wanted(1, 9, ["a", "c"]), 100)
+        rows, _ = table_rows(cursor, stream().declaration, FactRange(1, 9, ["a", "c"]), 100)
     assert [row.instance for row in rows] == ["a", "c", "a", "c"]
 
 
@@ -84,5 +84,5 @@ def test_a_fact_with_more_rows_than_asked_for_comes_whole():
             row.stream_id = reservation.ids[0]
             reservation.write(row)
     with connection.cursor() as cursor:
-        rows, reached = table_rows(cursor, stream().declaration, Wanted(ids()[0] - 1, ids()[0], None), 3)
+        rows, reached = table_rows(cursor, stream().declaration, FactRange(ids()[0] - 1, ids()[0], None), 3)
     assert (len(rows), reached) == (50, ids()[0])

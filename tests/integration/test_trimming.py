@@ -21,7 +21,7 @@ from streams.follow import Begin, Handler, Reader
 from streams.maintenance.trim import Keep, TrimRequest, plan_trim, reader_limit, trim
 from streams.models import CacheInvalidation, LowWaterMark, StoredCursor, StreamPosition
 from streams.models import Reader as ReaderRow
-from streams.reading.rows import rows_between, rows_that_are_there
+from streams.reading.rows import existing_rows, rows_between
 from streams.replication.redis.publisher import ChannelClient
 from streams.replication.server.broadcaster import Broadcaster
 from streams.stream import Stream
@@ -368,7 +368,7 @@ def test_reading_the_table_below_the_mark_is_an_error_and_not_an_empty_list(writ
             rows_between(cursor, declaration, writer, wanted[1], wanted[-1], 10)
         rows, _ = rows_between(cursor, declaration, writer, wanted[2], wanted[-1], 10)
         assert [row.token for row in rows] == wanted[3:]
-        there, _ = rows_that_are_there(cursor, declaration, writer, 0, wanted[-1], 10)
+        there, _ = existing_rows(cursor, declaration, writer, 0, wanted[-1], 10)
         assert [row.token for row in there] == wanted[3:]
 
 

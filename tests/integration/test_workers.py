@@ -157,8 +157,8 @@ def test_an_address_is_one_row_however_often_it_is_seen(port):
         wait_until(lambda: workers.last_seen("@a:b") is not None, 20)
         client.say(seen % 1_000)
         client.say('USER_IP @a:b ["other","::1","ua2","DEV",5000]')
-        wait_until(lambda: len(workers.sights("@a:b")) == 2, 20)
-    first, second = workers.sights("@a:b")
+        wait_until(lambda: len(workers.seen_addresses("@a:b")) == 2, 20)
+    first, second = workers.seen_addresses("@a:b")
     assert (first.ip, second.ip, second.device_id, second.user_agent) == ("1.2.3.4", "::1", "DEV", "ua2")
     assert workers.last_seen("@a:b") == first.last_seen_at
     assert abs(first.last_seen_at.timestamp() * 1000 - NOW_MS) < 60_000
@@ -173,7 +173,7 @@ def test_a_time_in_the_future_is_now(port):
 
 def test_nobody_was_never_seen():
     assert workers.last_seen("@nobody:b") is None
-    assert workers.sights("@nobody:b") == []
+    assert workers.seen_addresses("@nobody:b") == []
 
 
 def test_odd_text_of_a_worker_stops_nothing(port):

@@ -73,7 +73,7 @@ def test_a_loader_that_fails_ends_what_spark_is_at(spark, own_writer, tmp_path, 
         stage_rooms(session, work, packs)
         run_tasks(session, 1, lambda _: str(time.sleep(120)))
 
-    monkeypatch.setattr("pipeline.importing.loaders.promote", fail)
+    monkeypatch.setattr("pipeline.importing.loaders.load_batch", fail)
     monkeypatch.setattr("pipeline.importing.job.stage_rooms", and_more)
     path = write_lines(tmp_path / "rooms.jsonl", *({"json": e, "room_version": "2"} for e in bare_room(1, 5)))
     begun = time.monotonic()

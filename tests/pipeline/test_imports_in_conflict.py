@@ -8,7 +8,7 @@ import pytest
 
 from events.integrity.repair import check_room
 from events.models import Event, Room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from pipeline.importing import extend_rooms
 from pipeline.jobs.run import run_job
 from pipeline.models import QuarantinedLine
@@ -25,7 +25,7 @@ def here() -> set[str]:
 
 
 def all_well() -> None:
-    forget_kept()
+    clear_caches()
     found = {room_id: check_room(room_id).differences for room_id in Room.objects.values_list("room_id", flat=True)}
     assert not any(found.values()), found
     assert staging_tables() == []

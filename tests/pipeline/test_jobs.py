@@ -20,12 +20,12 @@ from pipeline.jobs import run as job_runs
 from pipeline.jobs.queue import MOST_ATTEMPTS, JobServer, requeue_killed
 from pipeline.jobs.rows import (
     CancelOutcome,
-    abandoned_jobs,
     begin_job,
     cancel_job,
+    claim_abandoned_jobs,
+    claim_resumable_job,
     hold_lock,
     killed_jobs,
-    resumable_job,
 )
 from pipeline.jobs.run import JobKind, queue_job, run_job
 from pipeline.jobs.view import job_views
@@ -128,10 +128,10 @@ def test_arguments_that_no_row_can_hold_are_unusable(kind, word):
 def test_a_job_whose_leftovers_are_being_removed_is_not_resumed_meanwhile():
     ended = Job.objects.create(kind="walk", state=JobState.FAILED, arguments={})
     with hold_lock("default") as removing, hold_lock("default") as resuming:
-        assert abandoned_jobs(removing, "walk", [], "default") == [ended.pk]
-        assert resumable_job(resuming, "walk", {}, "default") is None
+        assert claim_abandoned_jobs(removing, "walk", [], "default") == [ended.pk]
+        assert claim_resumable_job(resuming, "walk", {}, "default") is None
     with hold_lock("default") as later:
-        assert resumable_job(later, "walk", {}, "default") == ended
+        assert claim_resumable_job(later, "walk", {}, "default") == ended
 
 
 def test_a_job_that_fails_says_why(kind):

@@ -12,13 +12,13 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from events.integrity.repair import check_room
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from pipeline.errors import JavaMissing, JobCancelled, UnusableArguments
 from pipeline.jobs import room_progress
 from pipeline.jobs.room_progress import RoomProgress
 from pipeline.jobs.run import run_job
 from pipeline.maintenance import many_rooms
-from pipeline.maintenance.many_rooms import SizedRoom, pack, tell_mended
+from pipeline.maintenance.many_rooms import SizedRoom, announce_repaired, pack
 from pipeline.maintenance.resync import ResyncKind
 from pipeline.maintenance.resync_executor import RoomsWork, resync_rooms
 from pipeline.models import ComparedRooms, Job, JobState, MendedRoom
@@ -55,7 +55,7 @@ def made_room(number):
 
 def plant(kind, room_id):
     kind(room_id)
-    forget_kept()
+    clear_caches()
 
 
 def told():
@@ -103,7 +103,7 @@ def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark,
         plant(damage.lost_leaf, room_id)
     monkeypatch.setattr(many_rooms, "_ROOMS_PER_TASK", 1)
     monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(many_rooms, "tell_mended", lambda using: Job.objects.update(cancel_asked_by="ann"))
+    monkeypatch.setattr(many_rooms, "announce_repaired", lambda using: Job.objects.update(cancel_asked_by="ann"))
     with pytest.raises(JobCancelled):
         run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())
     assert Job.objects.get().state == JobState.CANCELLED
@@ -155,7 +155,7 @@ def test_a_task_that_is_killed_leaves_rooms_mended_or_as_they_were(own_writer, d
 
 def test_a_room_is_told_once_however_many_tell(own_writer):
     MendedRoom.objects.bulk_create(MendedRoom(room_id=f"!{number}:x", user_ids=[]) for number in range(3))
-    assert [tell_mended("default"), tell_mended("default")] == [3, 0]
+    assert [announce_repaired("default"), announce_repaired("default")] == [3, 0]
 
 
 def test_task_that_is_repeated_finds_nothing_to_do(own_writer, database_url):

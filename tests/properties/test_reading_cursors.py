@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streams.core.tokens import VectorToken
 from streams.replication.protocol.ordering import FollowedRow, View
-from streams.replication.protocol.range_math import due_rows, next_reading, target_of
+from streams.replication.protocol.range_math import due_rows, next_range, target_of
 
 WRITERS = ("a", "b", "c")
 
@@ -62,7 +62,7 @@ class Writing:
 def step(writing: Writing, view: View, cursor: VectorToken, limit: int) -> tuple[list[FollowedRow], VectorToken]:
     """One chunk of a reader, as it is stored with its cursor."""
     target = writing.target(view)
-    reading = next_reading(cursor, target)
+    reading = next_range(cursor, target)
     if reading is None:
         return [], cursor
     rows, reached = writing.rows(reading.after, reading.upto, reading.writers, limit)

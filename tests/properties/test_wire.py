@@ -13,7 +13,7 @@ from streams.replication.errors import CommandError
 from streams.replication.protocol import commands as wire
 from streams.replication.protocol.announcer import Read, encode_rows
 from streams.replication.protocol.connection import ClientConnection, Limits, ServerConnection, State
-from streams.replication.protocol.cursors import Cursors, Fact, Gap
+from streams.replication.protocol.cursors import Cursors, Fact, MissingRange
 from tests.support.effort import examples
 from tests.unit.streams.replication.protocol.test_announcer import Row
 
@@ -120,15 +120,15 @@ def test_what_the_broadcaster_writes_is_what_the_follower_gets(steps, beyond, li
         event = cursors.take(wire.parse_line(line.decode()))
         if isinstance(event, Fact):
             got[event.token] = list(event.rows)
-        elif isinstance(event, Gap):
+        elif isinstance(event, MissingRange):
             got |= fetched(rows, event)
             cursors.reached("s", "w", event.upto)
-    assert msgspec.json.encode(got) == msgspec.json.encode(fetched(rows, Gap("s", "w", 10, reached)))
+    assert msgspec.json.encode(got) == msgspec.json.encode(fetched(rows, MissingRange("s", "w", 10, reached)))
     assert list(got) == sorted(got)
     assert cursors.positions()["s"]["w"] == reached
 
 
-def fetched(rows: list[Row], gap: Gap) -> dict[int, list]:
+def fetched(rows: list[Row], gap: MissingRange) -> dict[int, list]:
     """What the table has in a gap."""
     found: dict[int, list] = {}
     for row in rows:

@@ -18,7 +18,7 @@ from streams.replication.protocol.commands import (
     parse_line,
 )
 from streams.replication.protocol.connection import ClientConnection, CloseReason, ServerConnection, State
-from streams.replication.protocol.cursors import Cursors, Fact, Gap
+from streams.replication.protocol.cursors import Cursors, Fact, MissingRange
 from tests.protocol import recordings
 
 #: Recording -> what 1.43 does there and we do not.
@@ -162,7 +162,7 @@ def test_a_follower_of_the_recording_misses_nothing():
     cursors = Cursors(streams=["events"])
     events = [cursors.take(parse_line(line[:-1].decode())) for line in server_lines("13_position_without_rows")[2:]]
     assert [event.token for event in events if isinstance(event, Fact)] == [281, 283, 286]
-    assert not [event for event in events if isinstance(event, Gap)]
+    assert not [event for event in events if isinstance(event, MissingRange)]
     assert cursors.positions() == {"events": {"master": 286}}
 
 

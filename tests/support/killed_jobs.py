@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError, connection, connections
 
 from events.integrity.repair import check_room
 from events.models import Event
-from events.persist.room_cache import forget_kept
+from events.persist.room_cache import clear_caches
 from pipeline.jobs.rows import hold_lock
 from pipeline.models import ComparedRooms, Job, MendedRoom
 from streams import registry
@@ -67,7 +67,7 @@ def _resync() -> Work:
     room_id = store_room(parsed("v11_redactions")).room_id
     for kind in (damage.wrong_range, damage.lost_leaf, damage.missing_current_state, damage.lost_edge):
         kind(room_id)
-    forget_kept()
+    clear_caches()
     return room_id, "resync", {"what": "rooms"}
 
 
@@ -136,7 +136,7 @@ def start_over() -> None:
     """Empty the tables; this process lets go what it keeps of them."""
     forget_writers()
     empty_tables()
-    forget_kept()
+    clear_caches()
 
 
 def of_room(room_id: str) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def killed_and_repeated(name: str, victim: str, at: int, clean: Mapping[str, Any
         assert status == 0, said
     finally:
         live.end()
-    forget_kept()
+    clear_caches()
     found = of_room(work[0])
     for what, rows in clean.items():
         assert found[what] == rows, (at, what)

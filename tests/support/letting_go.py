@@ -36,8 +36,8 @@ def _let_go(*, rows_stay: bool) -> None:
     from streams.testing import forget_writers
     from tests.support.writing import session
 
-    notifier.forget_feeds()
-    room_cache.forget_kept()
+    notifier.stop_feeds()
+    room_cache.clear_caches()
     forget_writers()
     if source := sys.modules.get(
         "pipeline.source.read_rows"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from streams.core.recovery import StreamFindings, start
+from streams.core.recovery import StreamFindings, recover
 from streams.core.tracker import PositionTracker
 
 
@@ -55,7 +55,7 @@ class SimulatedDatabase:
     def start(self, name: str | None, writers: Sequence[str] | None) -> PositionTracker:
         """Start a process; does what the outcome says: moves the sequence, drops the positions of unknown writers."""
         findings = self.findings(writers)
-        outcome = start(findings, name)
+        outcome = recover(findings, name)
         if outcome.set_sequence_to is not None:
             self.sequence = outcome.set_sequence_to
         for writer in outcome.dropped_writers:

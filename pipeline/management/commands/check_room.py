@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 from events.arguments import can_be_stored
 from events.integrity.compare import EVERYTHING, RoomReport
 from events.integrity.repair import check_room
-from pipeline.jobs.command import told_errors
+from pipeline.jobs.command import as_command_errors
 from pipeline.jobs.run import run_job
 from pipeline.maintenance.resync import MASTER, ResyncKind, compare_rooms
 from pipeline.maintenance.resync_executor import RoomAnswer
@@ -69,7 +69,7 @@ class Command(SiteCommand):
         def tell(answer: RoomAnswer) -> None:
             told.add(answer.room_id, answer.before)
 
-        with told_errors():
+        with as_command_errors():
             summary = run_job(ResyncKind.name, arguments, stream=stream, work=lambda run: compare_rooms(run, tell))
         if not told.as_json:
             self.stdout.write(

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.errors import UnusableArguments
-from pipeline.jobs.command import told_errors
+from pipeline.jobs.command import as_command_errors
 from pipeline.jobs.rows import CancelOutcome, cancel_job
 from pipeline.jobs.run import job_kinds, queue_job
 from pipeline.jobs.view import JobView, job_view, job_views
@@ -63,7 +63,7 @@ class Command(SiteCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         """Does the action, which is listing if none is given."""
         using = stream_settings().database
-        with told_errors():
+        with as_command_errors():
             match options["action"]:
                 case "show":
                     self._show(options["job"], options["show_json"], using)

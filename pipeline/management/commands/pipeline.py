@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from pipeline.errors import PipelineError, UnusableArguments
-from pipeline.spark.masters import given_master
+from pipeline.spark.masters import master_argument
 from streams.runtime.command_line import SiteCommand
 
 __all__ = ["Command"]
@@ -29,7 +29,7 @@ class Command(SiteCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declares the action and the options."""
         parser.add_argument("action", choices=["run"], help="run it until SIGTERM or --until-idle")
-        parser.add_argument("--master", type=given_master, metavar="URL", help="Spark master (default: the setting)")
+        parser.add_argument("--master", type=master_argument, metavar="URL", help="Spark master (default: the setting)")
         parser.add_argument(
             "--tables",
             metavar="NAMES",
@@ -66,4 +66,4 @@ class Command(SiteCommand):
         self.stdout.write(json.dumps({"positions": reached}))
 
     def _say_ready(self) -> None:
-        self.tell_ready("ready pipeline")
+        self.announce_ready("ready pipeline")

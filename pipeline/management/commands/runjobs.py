@@ -15,7 +15,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from pipeline.jobs.command import told_errors
+from pipeline.jobs.command import as_command_errors
 from pipeline.jobs.queue import JobServer
 from streams.conf import stream_settings
 from streams.runtime.command_line import SiteCommand
@@ -47,7 +47,7 @@ class Command(SiteCommand):
         server = JobServer(stream_settings().database, sys.stderr, self.stdout.write)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: server.stop())
-        with told_errors():
+        with as_command_errors():
             server.run(once=options["once"])
             process.retire_all()
         if options["once"] and server.failed:

@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from streams.conf import stream_settings
 from streams.replication.errors import BadAddress, BadCertificate, ReplicationError
-from streams.replication.transport.addresses import Address, needs_redis, redis_of
+from streams.replication.transport.addresses import Address, missing_redis_hint, parse_redis
 from streams.replication.transport.tls import TlsFiles, add_server_arguments
 from streams.runtime.command_line import SiteCommand
 
@@ -49,16 +49,16 @@ class Command(SiteCommand):
         from replsite.history.sampler import Sampler  # noqa: PLC0415
         from streams.replication.serve import Endpoints, serve  # noqa: PLC0415
 
-        if options["redis"] and needs_redis():
-            raise CommandError(f"--redis: {needs_redis()}", returncode=2)
+        if options["redis"] and missing_redis_hint():
+            raise CommandError(f"--redis: {missing_redis_hint()}", returncode=2)
         self._sampler = Sampler()
         try:
             wanted = Endpoints(
                 http=Address.parse(options["http"]),
                 replication=Address.parse(options["replication"]),
-                publish_to=redis_of(options["redis"]) if options["redis"] else None,
+                publish_to=parse_redis(options["redis"]) if options["redis"] else None,
             )
-            serve(application, wanted, self._tell_ready, TlsFiles.of_server(stream_settings(), options))
+            serve(application, wanted, self._announce_ready, TlsFiles.of_server(stream_settings(), options))
         except (BadAddress, BadCertificate) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
@@ -66,7 +66,7 @@ class Command(SiteCommand):
         finally:
             self._sampler.stop()
 
-    def _tell_ready(self, endpoints: Any) -> None:
+    def _announce_ready(self, endpoints: Any) -> None:
         # Only now: a server that cannot start stores no samples.
         self._sampler.start()
-        self.tell_ready(endpoints.ready_line)
+        self.announce_ready(endpoints.ready_line)

@@ -23,7 +23,7 @@ from streams.replication.follow_command import CATCH_UP_CHOICES, Following, Foll
 from streams.replication.protocol.commands import Name, Server, format_line
 from streams.replication.protocol.connection import Limits
 from streams.replication.protocol.ordering import View
-from streams.replication.transport.addresses import Address, RedisAddress, needs_redis, redis_of
+from streams.replication.transport.addresses import Address, RedisAddress, missing_redis_hint, parse_redis
 from streams.replication.transport.tls import TLS_SCHEMES, TlsFiles, add_client_arguments, client_context
 from streams.runtime.command_line import SiteCommand
 
@@ -179,9 +179,9 @@ def _record(options: dict[str, Any]) -> str:
 def _redis(text: str) -> RedisAddress | None:
     if not text.startswith(("redis://", "rediss://")):
         return None
-    if needs_redis():
-        raise CommandError(needs_redis(), returncode=2)
-    return redis_of(text)
+    if missing_redis_hint():
+        raise CommandError(missing_redis_hint(), returncode=2)
+    return parse_redis(text)
 
 
 def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:

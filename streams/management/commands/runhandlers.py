@@ -103,7 +103,7 @@ class Command(SiteCommand):
             while thread.is_alive() and not reader.is_positioned.wait(0.05):
                 pass
         if all(reader.is_positioned.is_set() for reader in running):
-            self.tell_ready(f"ready readers={','.join(reader.name for reader in running)}")
+            self.announce_ready(f"ready readers={','.join(reader.name for reader in running)}")
 
 
 def _server(text: str | None, reader: str) -> Connector | None:

@@ -45,12 +45,15 @@ class Command(SiteCommand):
         try:
             wanted = Endpoints(replication=Address.parse(options["bind"]))
             serve(
-                ReplicationConsumer.as_asgi(), wanted, self._tell_ready, TlsFiles.of_server(stream_settings(), options)
+                ReplicationConsumer.as_asgi(),
+                wanted,
+                self._announce_ready,
+                TlsFiles.of_server(stream_settings(), options),
             )
         except (BadAddress, BadCertificate) as error:
             raise CommandError(str(error), returncode=2) from error
         except ReplicationError as error:
             raise CommandError(str(error), returncode=1) from error
 
-    def _tell_ready(self, endpoints: Any) -> None:
-        self.tell_ready(endpoints.ready_line)
+    def _announce_ready(self, endpoints: Any) -> None:
+        self.announce_ready(endpoints.ready_line)

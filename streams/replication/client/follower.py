@@ -28,7 +28,7 @@ from streams.replication.errors import BadAddress, CatchUpError, WrongRemote
 from streams.replication.protocol.client_state import ClientState
 from streams.replication.protocol.commands import Command, Error, Position, RData, Server, printable
 from streams.replication.protocol.connection import CloseReason, Limits
-from streams.replication.protocol.cursors import Cursors, Event, Fact, Gap, Moved, Reset
+from streams.replication.protocol.cursors import Cursors, Event, Fact, MissingRange, Moved, Reset
 from streams.replication.protocol.ordering import FollowedRow, LinearView, Range, View
 from streams.replication.protocol.reconnect import Backoff, Outcome
 from streams.replication.transport.addresses import Address
@@ -101,7 +101,7 @@ class Follower:
         handle: Handler,
         catch_up: CatchUp | None = None,
         progressed: Callable[[], None] = lambda: None,
-        missed: Callable[[Gap | Reset], None] = lambda event: None,
+        missed: Callable[[MissingRange | Reset], None] = lambda event: None,
     ) -> None:
         self.options = options
         self.connects = self.facts_missed_ranges = 0
@@ -267,7 +267,7 @@ class Follower:
         await self._follow_event(event)
 
     async def _follow_event(self, event: Event | None) -> None:
-        if isinstance(event, Gap):
+        if isinstance(event, MissingRange):
             await self._fill(event)
         elif isinstance(event, Reset):
             await self._begin_anew(event)
@@ -288,7 +288,7 @@ class Follower:
         self._missed(event)
         self._note(event)
         if upto:
-            await self._fill(Gap(event.stream, event.instance, 0, upto))
+            await self._fill(MissingRange(event.stream, event.instance, 0, upto))
 
     async def _learn(self) -> None:
         """Reads all writers that exist, after the server sent its positions."""
@@ -322,7 +322,7 @@ class Follower:
             fact = list(rows)
             self._views[fact[0].stream].add(fact)
 
-    async def _fill(self, gap: Gap) -> None:
+    async def _fill(self, gap: MissingRange) -> None:
         """Fetches the range in which facts may be missing; in linear order only marks it, to be read later."""
         self._touched.add(gap.stream)
         if not self._catch_up.covers(gap.stream):

@@ -20,11 +20,11 @@ from streams.core.positions import Stored, linear_position, positions_to_show
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.db import driver
-from streams.epochs import check_epoch, epoch_to_see, is_another_life
+from streams.epochs import check_epoch, epoch_changed, readable_epoch
 from streams.errors import EpochChanged
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import writer_names
-from streams.replication.common.table_rows import RowPace, Wanted, table_rows
+from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.errors import CatchUpError
 from streams.replication.protocol.ordering import FollowedRow
 
@@ -98,7 +98,7 @@ class TableCatchUp:
         self._epoch = ""
         self._connection = driver.KeptConnection(using, name, reads_in_order=True)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="catch-up")
-        self._paces: dict[str, RowPace] = {}
+        self._paces: dict[str, BatchSizer] = {}
 
     def covers(self, stream: str) -> bool:
         return stream in registry.names()
@@ -135,7 +135,7 @@ class TableCatchUp:
             check_epoch(cursor, epoch, what)
 
     def _check_life(self, epoch: str) -> None:
-        if is_another_life(self._epoch, epoch):
+        if epoch_changed(self._epoch, epoch):
             raise EpochChanged(
                 f"The database is in another epoch than {self._epoch}, in which it was followed until now: it was restored, or "
                 f"another one took over. Facts that were handled may be gone, and others may stand under their IDs: follow anew."
@@ -145,7 +145,7 @@ class TableCatchUp:
     def _writers(self, streams: Collection[str] | None) -> dict[str, Writers]:
         wanted = registry.names() if streams is None else [name for name in streams if self.covers(name)]
         with self._connection.cursor() as cursor:
-            self._check_life(epoch_to_see(cursor))
+            self._check_life(readable_epoch(cursor))
             found = possible_positions(cursor, wanted)
         return {name: _writers_of(found.get(name, {}), registry.get(name).declaration) for name in wanted}
 
@@ -153,8 +153,8 @@ class TableCatchUp:
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
         declaration = registry.get(stream).declaration
-        wanted = Wanted(after, upto, None if writer is None or declaration.announced_as else [writer])
-        pace = self._paces.setdefault(stream, RowPace())
+        wanted = FactRange(after, upto, None if writer is None or declaration.announced_as else [writer])
+        pace = self._paces.setdefault(stream, BatchSizer())
         with self._connection.cursor() as cursor:
             # Rows first, then the low-water mark. In the other order, a trim between the two would delete rows of the range,
             # and the reader would miss them without an error.

@@ -15,7 +15,7 @@ from typing import Any
 from streams.replication.common.worker_sql import add_counts, counted_names
 from streams.runtime.text import OTHER, plain_label
 
-__all__ = ["CommandCounts", "Untold", "read_names", "received_rdata"]
+__all__ = ["CommandCounts", "PendingCounts", "read_names", "received_rdata"]
 
 
 class CommandCounts:
@@ -48,7 +48,7 @@ def read_names(cursor: Any) -> set[str]:
     return {name.partition(" ")[2] for name in counted_names(cursor, ["received", "sent"])}
 
 
-class Untold:
+class PendingCounts:
     """Counts that are not added to the table yet. May be used by any thread."""
 
     def __init__(self, kind: str) -> None:
@@ -75,4 +75,4 @@ class Untold:
 
 
 #: Stream -> RDATA commands that followers of this process received.
-received_rdata = Untold("rdata")
+received_rdata = PendingCounts("rdata")

@@ -1,7 +1,7 @@
 """Fast reading of missed facts from the tables, for followers that are far behind.
 
 It makes plain tuples and one object per row. It reads the same rows as ``streams.reading.rows.rows_between``, without the
-times of insertion; a test compares the two. Memory is bounded: `RowPace` asks for fewer rows when rows are large. Blocking;
+times of insertion; a test compares the two. Memory is bounded: `BatchSizer` asks for fewer rows when rows are large. Blocking;
 called with a DB-API cursor.
 """
 
@@ -19,13 +19,13 @@ from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.protocol.row_size import row_size
 from streams.runtime.gc_pause import collector_paused
 
-__all__ = ["RowPace", "Wanted", "table_rows"]
+__all__ = ["BatchSizer", "FactRange", "table_rows"]
 
 _token = attrgetter("token")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FactRange:
     """The facts to read: after < token <= upto, of those writers, or of all if null."""
 
     after: int
@@ -34,7 +34,7 @@ class Wanted:
 
 
 def table_rows(
-    cursor: Any, declaration: StreamDeclaration, wanted: Wanted, limit: int
+    cursor: Any, declaration: StreamDeclaration, wanted: FactRange, limit: int
 ) -> tuple[list[FollowedRow], int]:
     """Returns about ``limit`` rows, and the position reached.
 
@@ -52,7 +52,7 @@ def table_rows(
 
 
 def _fetch(
-    cursor: Any, declaration: StreamDeclaration, table: FactTable, wanted: Wanted, limit: int
+    cursor: Any, declaration: StreamDeclaration, table: FactTable, wanted: FactRange, limit: int
 ) -> list[tuple[Any, ...]]:
     cursor.execute(
         rows_sql(declaration, table, of_writers=wanted.writers is not None, with_times=False),
@@ -74,7 +74,7 @@ def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[
     return [FollowedRow(name, writer, token, shape(row)) for token, writer, *row in batch]
 
 
-class RowPace:
+class BatchSizer:
     """The number of rows to ask for, so that a batch stays near ``batch_bytes`` whatever the size of the rows."""
 
     def __init__(self, batch_bytes: int = 8 * 1024 * 1024, first_rows: int = 1_000) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from streams.replication.errors import BadAddress
 
-__all__ = ["Access", "Network", "Speech", "address_key", "is_among", "networks_of"]
+__all__ = ["Access", "AllowedTransport", "Network", "address_key", "is_among", "networks_of"]
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 _IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class Speech(enum.Enum):
+class AllowedTransport(enum.Enum):
     """The transport that a client may use."""
 
     PLAIN = "plain"
@@ -62,14 +62,14 @@ class Access:
         self._networks = networks_of(plain_networks)
         self._has_tls = has_tls
 
-    def of(self, host: str) -> Speech:
+    def of(self, host: str) -> AllowedTransport:
         """Returns the transport for a client from ``host``. A host that is no IP address, such as a socket file, is local."""
         address = _address(host)
         if address is None:
-            return Speech.TLS if self._has_tls else Speech.PLAIN
+            return AllowedTransport.TLS if self._has_tls else AllowedTransport.PLAIN
         if self._has_tls:
-            return Speech.EITHER if self._is_named(address) else Speech.TLS
-        return Speech.PLAIN if self._is_named(address) or address.is_loopback else Speech.NOTHING
+            return AllowedTransport.EITHER if self._is_named(address) else AllowedTransport.TLS
+        return AllowedTransport.PLAIN if self._is_named(address) or address.is_loopback else AllowedTransport.NOTHING
 
     def is_near(self, host: str) -> bool:
         """Returns true if ``host`` is an address of this machine (loopback) or of a named network."""

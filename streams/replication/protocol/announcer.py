@@ -27,7 +27,7 @@ from streams.replication.protocol.commands import LINE_LIMIT_BYTES
 __all__ = ["Announce", "Announcer", "Lines", "Move", "Read", "Row", "Step", "encode_rows", "position_line"]
 
 
-class StoredHere(Stored, Protocol):
+class StoredWithGeneration(Stored, Protocol):
     """A stored position with the generation of its stream."""
 
     @property
@@ -35,7 +35,7 @@ class StoredHere(Stored, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _AllWriters:
+class _CombinedWriters:
     """A stand-in for all writers of a stream that is announced under one name."""
 
     position: int
@@ -140,7 +140,7 @@ class Announcer:
         """Returns when the next deferred `Move` is due, on the clock of `steps`, or infinity."""
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
-    def start(self, snapshot: Mapping[str, Mapping[str, StoredHere]]) -> None:
+    def start(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
         """Starts at the stored positions. Nothing earlier is ever sent."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
@@ -150,7 +150,10 @@ class Announcer:
             state.sent = positions_to_show(stored, state.linear) or {stand_in: state.linear}
 
     def steps(
-        self, snapshot: Mapping[str, Mapping[str, StoredHere]], now: float, only: Collection[str] | None = None
+        self,
+        snapshot: Mapping[str, Mapping[str, StoredWithGeneration]],
+        now: float,
+        only: Collection[str] | None = None,
     ) -> list[Step]:
         """Returns the steps from the positions last sent to the snapshot, in the order to carry them out.
 
@@ -164,7 +167,7 @@ class Announcer:
                 steps += self._of(name, state, self._stored(snapshot, name, state), now)
         return steps
 
-    def skip(self, snapshot: Mapping[str, Mapping[str, StoredHere]]) -> None:
+    def skip(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
         """Goes to the snapshot without any steps; for a server without clients."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
@@ -187,7 +190,9 @@ class Announcer:
             for writer, position in sorted(state.sent.items()):
                 yield name, writer, position
 
-    def _of(self, name: str, state: _StreamState, stored: Mapping[str, StoredHere], now: float) -> Iterator[Step]:
+    def _of(
+        self, name: str, state: _StreamState, stored: Mapping[str, StoredWithGeneration], now: float
+    ) -> Iterator[Step]:
         state.wants_round_at = math.inf
         self._begin_anew(state, stored)
         # Not state.linear: the last round may have failed. Say its snapshot had a new writer B and linear position 10, and
@@ -220,29 +225,29 @@ class Announcer:
         yield from moves
 
     def _stored(
-        self, snapshot: Mapping[str, Mapping[str, StoredHere]], name: str, state: _StreamState
-    ) -> Mapping[str, StoredHere]:
+        self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]], name: str, state: _StreamState
+    ) -> Mapping[str, StoredWithGeneration]:
         """Returns the stored writers. A stream announced under one name has this one, at the linear position."""
         stored = snapshot.get(name, {})
         if (announced := self._announced_as.get(name)) is None or not stored:
             return stored
-        return {announced: _AllWriters(linear_position(stored.values(), state.linear), _generation(stored))}
+        return {announced: _CombinedWriters(linear_position(stored.values(), state.linear), _generation(stored))}
 
     @staticmethod
-    def _begin_anew(state: _StreamState, stored: Mapping[str, StoredHere]) -> None:
+    def _begin_anew(state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> None:
         """Resets all writers to 0 if the stream, in memory, has a new generation."""
         if (generation := _generation(stored)) > state.generation:
             state.generation, state.linear, state.said_linear = generation, 0, 0
             state.sent = dict.fromkeys(state.sent, 0)
             state.to_reset = set(state.sent)
 
-    def _with_pacers(self, state: _StreamState, stored: Mapping[str, StoredHere]) -> dict[str, int]:
+    def _with_pacers(self, state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> dict[str, int]:
         """Returns the target position of each writer. Writers without a stored row follow the linear position."""
         gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
         return gone | positions_to_show(stored, state.linear)
 
 
-def _generation(stored: Mapping[str, StoredHere]) -> int:
+def _generation(stored: Mapping[str, StoredWithGeneration]) -> int:
     return max((one.generation for one in stored.values()), default=0)
 
 

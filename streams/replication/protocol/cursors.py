@@ -14,7 +14,7 @@ POSITIONs, one per writer. The *start of the run* is the linear position that we
 * Until another command ends the run, the linear position is held, because a writer named next may be far behind. It is
   not held once `learn` was given all writers from elsewhere.
 
-Assumes that commands come in the order of the connection, and that the caller answers a `Gap` with `reached` before the
+Assumes that commands come in the order of the connection, and that the caller answers a `MissingRange` with `reached` before the
 next command.
 """
 
@@ -31,7 +31,7 @@ from streams.replication.errors import TooManyWriters
 from streams.replication.protocol.commands import Position, RData
 from streams.replication.protocol.row_size import row_size
 
-__all__ = ["Cursors", "Event", "Fact", "Gap", "Ignored", "Moved", "Reset"]
+__all__ = ["Cursors", "Event", "Fact", "Ignored", "MissingRange", "Moved", "Reset"]
 
 
 #: Tokens of received facts above the linear position that are remembered, to advance it over consecutive IDs. When there
@@ -72,7 +72,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class MissingRange:
     """A range of the writer, after < token <= upto, in which facts may be missing.
 
     The caller fetches them, then calls `reached`.
@@ -93,7 +93,7 @@ class Reset:
     token: int
 
 
-Event = Fact | Moved | Gap | Reset
+Event = Fact | Moved | MissingRange | Reset
 
 
 @dataclass(slots=True)
@@ -218,7 +218,7 @@ class Cursors:
     def take(self, command: Position | RData) -> Event | None:
         """Applies a command. Returns its event, or null if the command is ignored or the fact is not complete yet.
 
-        The cursor has already moved when a `Fact`, `Moved` or `Reset` is returned. After a `Gap` it moves with `reached`.
+        The cursor has already moved when a `Fact`, `Moved` or `Reset` is returned. After a `MissingRange`, `reached` moves it.
         Raises `TooManyWriters`.
         """
         # Before anything is ignored: a command of an unwanted stream ends the run as well.
@@ -260,7 +260,7 @@ class Cursors:
         if command.previous <= cursor:
             self.reached(command.stream, command.instance, command.new)
             return Moved(command.stream, command.instance, command.new)
-        return Gap(command.stream, command.instance, cursor, command.new)
+        return MissingRange(command.stream, command.instance, cursor, command.new)
 
     def _follow_run(self, state: _StreamCursors, command: Position) -> None:
         """Begins, continues or ends the stream's run of first POSITIONs."""
@@ -307,7 +307,7 @@ class Cursors:
         if command.token <= cursor:
             return self._ignore(Ignored.STALE)
         if batch.is_cut:
-            return Gap(command.stream, command.instance, cursor, command.token)
+            return MissingRange(command.stream, command.instance, cursor, command.token)
         state.reach(command.instance, command.token, is_fact=True)
         return Fact(command.stream, command.instance, command.token, (*batch.rows, command.row))
 

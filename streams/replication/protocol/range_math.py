@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from streams.core.tokens import VectorToken
 from streams.replication.protocol.ordering import FollowedRow, View
 
-__all__ = ["Reading", "due_rows", "next_reading", "target_of"]
+__all__ = ["ReadRange", "due_rows", "next_range", "target_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadRange:
     """A range to read: rows with after < token <= upto of those writers, or of all if null.
 
     It holds every row between the cursor and the target, and may hold others (`due_rows`).
@@ -34,18 +34,18 @@ def target_of(view: View, linear: int, positions: Mapping[str, int]) -> VectorTo
     return VectorToken(linear) if view is View.LINEAR else VectorToken.of(linear, positions)
 
 
-def next_reading(cursor: VectorToken, target: VectorToken) -> Reading | None:
+def next_range(cursor: VectorToken, target: VectorToken) -> ReadRange | None:
     """Returns the next range to read, or null if the target covers nothing new.
 
     Up to the target's base, the range has all writers. Above the base, it has only the writers that moved. Otherwise one
     writer that holds the linear position back would cause the rows of all others to be read again.
     """
     if target.base > cursor.base:
-        return Reading(cursor.base, target.base, None)
+        return ReadRange(cursor.base, target.base, None)
     moved = tuple(sorted(w for w in target.entries if target.position_of(w) > cursor.position_of(w)))
     if not moved:
         return None
-    return Reading(min(cursor.position_of(w) for w in moved), max(target.position_of(w) for w in moved), moved)
+    return ReadRange(min(cursor.position_of(w) for w in moved), max(target.position_of(w) for w in moved), moved)
 
 
 def due_rows(rows: Sequence[FollowedRow], cursor: VectorToken, target: VectorToken) -> Sequence[FollowedRow]:

@@ -18,7 +18,7 @@ from streams.db import driver
 from streams.errors import ResyncNeeded
 from streams.replication.client.table_catch_up import CatchUp, Writers
 from streams.replication.errors import CatchUpError, GapError
-from streams.replication.protocol.cursors import Gap, Reset
+from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.recording.recorder import TRIM_ROWS, Batch, Recorder
 from streams.runtime.logs import get_logger
@@ -41,7 +41,7 @@ class Recording:
     def __init__(self, recorder: Recorder, positions: Callable[[], Positions]) -> None:
         self._recorder = recorder
         self._positions = positions
-        self._gaps: list[tuple[Gap, str]] = []
+        self._gaps: list[tuple[MissingRange, str]] = []
         self._resets: list[Reset] = []
         self._turn = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recorder")
@@ -63,7 +63,9 @@ class Recording:
         """Stores the rows. Returns when they are committed."""
         await self._store(rows)
 
-    def missed(self, event: Gap | Reset, reason: str = "not sent to us, and no --catch-up http was given") -> None:
+    def missed(
+        self, event: MissingRange | Reset, reason: str = "not sent to us, and no --catch-up http was given"
+    ) -> None:
         """Adds a range of facts that could not be fetched, or a restart of the stream, to the next batch."""
         if isinstance(event, Reset):
             self._resets.append(event)
@@ -174,7 +176,7 @@ class RecordedCatchUp:
             return await self._source.fetch(stream, writer, after, upto, limit)
         except (GapError, ResyncNeeded) as error:
             log.warning("recorder.facts_missed", stream=stream, writer=writer, after=after, upto=upto, error=str(error))
-            self._recording.missed(Gap(stream, writer or "", after, upto), str(error)[:1000])
+            self._recording.missed(MissingRange(stream, writer or "", after, upto), str(error)[:1000])
             return (), upto
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from streams.core.json_codec import encode_json
 from streams.db import driver
 from streams.errors import StreamError
-from streams.replication.protocol.cursors import Gap, Reset
+from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.logs import get_logger
 
@@ -125,7 +125,7 @@ class Batch:
 
     resets: Sequence[Reset] = ()
     rows: Sequence[FollowedRow] = ()
-    gaps: Sequence[tuple[Gap, str]] = ()
+    gaps: Sequence[tuple[MissingRange, str]] = ()
     positions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
@@ -201,7 +201,9 @@ class Recorder:
             with driver.in_transaction(cursor):
                 yield cursor
 
-    def _store_gaps(self, cursor: Any, lives: Mapping[tuple[str, str], _Life], gaps: Iterable[tuple[Gap, str]]) -> None:
+    def _store_gaps(
+        self, cursor: Any, lives: Mapping[tuple[str, str], _Life], gaps: Iterable[tuple[MissingRange, str]]
+    ) -> None:
         rows = [
             (
                 gap.stream,

@@ -25,7 +25,7 @@ from streams.db import driver
 from streams.reading import cache_feed
 from streams.reading.position_notifications import PositionNotification
 from streams.reading.possible_positions import possible_positions
-from streams.reading.rows import StoredPosition, rows_that_are_there
+from streams.reading.rows import StoredPosition, existing_rows
 from streams.replication.errors import DatabaseRestored
 from streams.replication.protocol.announcer import (
     Announce,
@@ -117,7 +117,7 @@ class BroadcastReader:
         self._current_at = began
         return found
 
-    def begin_anew(self) -> dict[str, dict[str, StoredPosition]]:
+    def reload(self) -> dict[str, dict[str, StoredPosition]]:
         """Returns all stored positions of a restored database, which is read from now on."""
         self._epoch = ""
         return self.snapshot()
@@ -131,7 +131,7 @@ class BroadcastReader:
         # standby, with that epoch.
         standby = is_standby(cursor)
         found = epochs.current_epoch(cursor)
-        if epochs.is_another_life(self._epoch, found):
+        if epochs.epoch_changed(self._epoch, found):
             raise DatabaseRestored(
                 f"The database is in epoch {found}, and was in {self._epoch}: it was restored, or another one took over. "
                 f"Clients are told to come back, and begin at its positions."
@@ -267,5 +267,5 @@ def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_lim
         if (found := take_lines(step, cursor.fetchone(), line_limit_bytes)) is not None:
             return found
     writer = None if declaration.announced_as else step.writer  # one name for all writers: read the rows of all
-    rows, reached = rows_that_are_there(cursor, declaration, writer, step.after, step.upto, ROWS_PER_READ)
+    rows, reached = existing_rows(cursor, declaration, writer, step.after, step.upto, ROWS_PER_READ)
     return encode_rows(step, rows, reached, line_limit_bytes), reached

@@ -392,7 +392,7 @@ class Broadcaster:
 
         A restored database gives out IDs again that clients have received already, so no client may stay connected.
         """
-        snapshot = await self._begin_round(self._backlog.begin_anew)
+        snapshot = await self._begin_round(self._backlog.reload)
         try:
             for peer in list(self.peers.values()):
                 peer.close(CloseReason.RESTORED, "the database was restored")

@@ -34,7 +34,7 @@ from streams.db import driver
 from streams.errors import ResyncNeeded, UnknownStream
 from streams.reading import cache_feed
 from streams.reading.rows import StoredPosition, stored_positions
-from streams.replication.common.table_rows import RowPace, Wanted, table_rows
+from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.protocol.access import Access
 from streams.replication.protocol.ordering import FollowedRow
 from streams.runtime.logs import Condition, get_logger
@@ -43,7 +43,7 @@ __all__ = [
     "ANSWER_LIMIT_BYTES",
     "ROWS_PER_ANSWER",
     "AnswerCache",
-    "Question",
+    "RangeQuery",
     "Refused",
     "stream_updates",
     "stream_updates_view",
@@ -78,16 +78,16 @@ class AnswerCache:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self._clock = clock
-        self._answers: SharedCache[tuple[str, Question], tuple[float, bytes]] = SharedCache(
+        self._answers: SharedCache[tuple[str, RangeQuery], tuple[float, bytes]] = SharedCache(
             limit_bytes, lambda kept: len(kept[1]) + _ENTRY_BYTES
         )
 
-    def get(self, txn_id: str, question: Question) -> bytes | None:
+    def get(self, txn_id: str, question: RangeQuery) -> bytes | None:
         """Returns the answer given before; None if it is not kept any more."""
         found = self._answers.get((txn_id, question))
         return None if found is None or found[0] <= self._clock() - CACHE_SECONDS else found[1]
 
-    def keep(self, txn_id: str, question: Question, answer: bytes) -> None:
+    def keep(self, txn_id: str, question: RangeQuery, answer: bytes) -> None:
         """Stores an answer. Does nothing if one to the same question is kept under this ID."""
         if self.get(txn_id, question) is None:
             self._answers.put((txn_id, question), (self._clock(), answer))
@@ -113,7 +113,7 @@ def stream_updates_view(request: HttpRequest, stream: str = "", txn_id: str = ""
         return response
 
 
-def _answer(txn_id: str, question: Question) -> bytes:
+def _answer(txn_id: str, question: RangeQuery) -> bytes:
     if (known := _cache.get(txn_id, question)) is not None:
         return known
     if not _places.acquire(timeout=WAIT_SECONDS):
@@ -137,12 +137,12 @@ def _answer(txn_id: str, question: Question) -> bytes:
 # --- the question -------------------------------------------------------------------------------------------------
 
 
-def _question(request: HttpRequest, stream: str, txn_id: str) -> Question:
+def _question(request: HttpRequest, stream: str, txn_id: str) -> RangeQuery:
     if request.method != "GET":
         raise Refused(405, "M_UNRECOGNIZED", "Unrecognized request: missed facts are asked for with GET.")
     if not txn_id or len(txn_id) > TXN_ID_LIMIT:
         raise Refused(400, "M_UNRECOGNIZED", "Unrecognized request: the path ends with /<stream>/<transaction id>.")
-    return Question(
+    return RangeQuery(
         stream=stream,
         after=max(_integer(request, "from_token"), 0),  # no fact is below 0; upto - after fits into a bigint
         upto=_integer(request, "upto_token"),
@@ -209,11 +209,11 @@ STATEMENT_LIMIT_MS = 20_000
 _ANSWERED_WITH_OWN_POSITION = frozenset({"presence_federation"})
 
 #: Stream -> the number of its rows to read at a time.
-_paces: dict[str, RowPace] = {}
+_paces: dict[str, BatchSizer] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class RangeQuery:
     """A range of facts: those of ``stream`` with after < token <= upto, of one writer or of all.
 
     ``with_instances``: each update ends with its writer's name, behind the row. Only our own followers ask for that.
@@ -226,7 +226,7 @@ class Question:
     with_instances: bool = False
 
 
-def stream_updates(question: Question, using: str | None = None) -> bytes:
+def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
     """Returns the body of the answer: the rows of a range as one JSON object, of whole facts, up to ``ANSWER_LIMIT_BYTES``.
 
     Blocks, on a connection of its own. Raises ``UnknownStream``, ``DatabaseError``, and ``ResyncNeeded`` for a range that
@@ -238,7 +238,7 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
     if question.after >= question.upto:
         return _body([], question.upto, is_limited=False)
     instance = None if declaration.announced_as else question.instance  # one name for all writers
-    pace = _paces.setdefault(question.stream, RowPace())
+    pace = _paces.setdefault(question.stream, BatchSizer())
     with closing(driver.direct_connection(using, application_name="replsite http catch-up")) as connection:
         driver.read_in_order(connection)
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True, autocommit=False)
@@ -249,7 +249,7 @@ def stream_updates(question: Question, using: str | None = None) -> bytes:
             found = stored_positions(cursor, [question.stream])
             cache_feed.before_shown(found, using)
             stored = found.get(question.stream, {})
-            wanted = Wanted(question.after, question.upto, [instance] if instance else None)
+            wanted = FactRange(question.after, question.upto, [instance] if instance else None)
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), instance)
     pace.learn(rows)
@@ -267,7 +267,7 @@ def _is_complete(row: FollowedRow, stored: Mapping[str, StoredPosition]) -> bool
     return position is None or row.token <= position.position
 
 
-def _told_position(question: Question, stored: Mapping[str, StoredPosition]) -> int:
+def _told_position(question: RangeQuery, stored: Mapping[str, StoredPosition]) -> int:
     if question.stream not in _ANSWERED_WITH_OWN_POSITION:
         return question.upto
     head = max((one.position for one in stored.values()), default=linear_position(()))

@@ -23,7 +23,15 @@ from streams.replication.errors import BadAddress, PortTaken
 from streams.replication.protocol.access import networks_of
 from streams.runtime.masking import masked, masked_command
 
-__all__ = ["Address", "RedisAddress", "bind", "holder_of_port", "needs_redis", "redis_of", "refuse_open_network"]
+__all__ = [
+    "Address",
+    "RedisAddress",
+    "bind",
+    "holder_of_port",
+    "missing_redis_hint",
+    "parse_redis",
+    "refuse_open_network",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +101,7 @@ class RedisAddress:
         return f"{'rediss' if self.is_tls else 'redis'}://{Address(self.host, self.port)}/{self.database}{channel}"
 
 
-def redis_of(text: str) -> RedisAddress:
+def parse_redis(text: str) -> RedisAddress:
     """Parses a Redis address. If it has no password, the one from the settings applies.
 
     Raises `BadAddress`, also if ``REPLSITE_REDIS_PASSWORD_FILE`` cannot be read.
@@ -104,7 +112,7 @@ def redis_of(text: str) -> RedisAddress:
         raise BadAddress(f"REPLSITE_REDIS_PASSWORD_FILE cannot be read: {error}.") from error
 
 
-def needs_redis() -> str:
+def missing_redis_hint() -> str:
     """Returns the instruction to install the ``redis`` extra, or an empty text if it is installed."""
     return "" if find_spec("redis") else "Redis needs an extra: pip install 'replsite[redis]'."
 

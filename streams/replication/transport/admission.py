@@ -15,7 +15,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from streams.replication.protocol.access import Speech
+from streams.replication.protocol.access import AllowedTransport
 from streams.replication.transport.tls import Refusal, refusal_of
 
 __all__ = ["Admission", "AdmissionOwner"]
@@ -62,12 +62,14 @@ class _State(enum.Enum):
 class Admission(asyncio.Protocol):
     """One connection during admission. With TLS it remains the connection's transport until the end."""
 
-    def __init__(self, keeper: AdmissionOwner, speech_of: Callable[[str], Speech], above: asyncio.Protocol) -> None:
+    def __init__(
+        self, keeper: AdmissionOwner, speech_of: Callable[[str], AllowedTransport], above: asyncio.Protocol
+    ) -> None:
         self._keeper = keeper
         self._speech_of = speech_of
         self._above = above
         self._state = _State.FIRST_BYTE
-        self._speech = Speech.TLS
+        self._speech = AllowedTransport.TLS
         self._host = ""
         self._raw: asyncio.Transport = cast(asyncio.Transport, None)
         self._incoming: ssl.MemoryBIO = cast(ssl.MemoryBIO, None)
@@ -84,11 +86,11 @@ class Admission(asyncio.Protocol):
         self._speech = self._speech_of(self._host)
         if (reason := self._keeper.entered(self, self._host)) is not None:
             self._turn_away(reason)
-        elif self._speech is Speech.NOTHING:
+        elif self._speech is AllowedTransport.NOTHING:
             self._refuse(Refusal.NETWORK, b"ERROR clients from this network are not allowed without TLS\n")
-        elif self._speech is Speech.PLAIN:
+        elif self._speech is AllowedTransport.PLAIN:
             self._hand_over(b"")
-        elif self._speech is Speech.EITHER:
+        elif self._speech is AllowedTransport.EITHER:
             self._set_timer(FIRST_BYTE_SECONDS, lambda: self._hand_over(b""))
         else:
             self._set_timer(self._keeper.handshake_limit_seconds, self._time_out)
@@ -139,7 +141,7 @@ class Admission(asyncio.Protocol):
             self._tls = self._keeper.tls_context().wrap_bio(self._incoming, self._outgoing, server_side=True)
             self._state = _State.HANDSHAKE
             self._incoming.write(data)
-        elif self._speech is Speech.EITHER:
+        elif self._speech is AllowedTransport.EITHER:
             self._hand_over(data)
         else:
             self._refuse(Refusal.NOT_TLS, _NEEDS_TLS)
@@ -195,7 +197,7 @@ class Admission(asyncio.Protocol):
         self._state = _State.REFUSED
         self._keeper.refused(reason, self._host)
         # A client that uses TLS could not make sense of a line of text.
-        if self._speech is not Speech.TLS:
+        if self._speech is not AllowedTransport.TLS:
             self._raw.write(b"ERROR too many connections\n")
         self._raw.close()
 

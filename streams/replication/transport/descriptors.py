@@ -12,14 +12,14 @@ from dataclasses import replace
 from streams.replication.transport.tcp_scope import ListenerLimits
 from streams.runtime.logs import get_logger
 
-__all__ = ["fitted", "with_descriptors"]
+__all__ = ["fitted", "raise_descriptor_limit"]
 
 log = get_logger(__name__)
 #: Descriptors for files, the database, listeners, and connections that are being closed.
 OWN_DESCRIPTORS = 256
 
 
-def with_descriptors(limits: ListenerLimits) -> ListenerLimits:
+def raise_descriptor_limit(limits: ListenerLimits) -> ListenerLimits:
     """Raises the soft limit on descriptors as far as needed and possible. Returns limits that fit the result.
 
     If the descriptors still do not suffice, it logs a warning and returns reduced limits (see `fitted`).

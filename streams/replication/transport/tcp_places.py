@@ -15,10 +15,10 @@ from typing import Protocol
 from streams.replication.protocol.access import address_key
 from streams.replication.transport.tls import Refusal
 
-__all__ = ["Guest", "TcpPlaces"]
+__all__ = ["PlacedConnection", "TcpPlaces"]
 
 
-class Guest(Protocol):
+class PlacedConnection(Protocol):
     """A connection that can be aborted."""
 
     def abort(self) -> None: ...
@@ -31,18 +31,18 @@ class TcpPlaces:
         self._limit = limit
         #: 0: no limit per address.
         self._share = of_address
-        self._address_of: dict[Guest, str] = {}
+        self._address_of: dict[PlacedConnection, str] = {}
         self._number_of: Counter[str] = Counter()
         #: Unknown connections by address, each address's oldest first.
-        self._unknown: dict[str, dict[Guest, None]] = {}
+        self._unknown: dict[str, dict[PlacedConnection, None]] = {}
 
     def __len__(self) -> int:
         return len(self._address_of)
 
-    def __iter__(self) -> Iterator[Guest]:
+    def __iter__(self) -> Iterator[PlacedConnection]:
         return iter(list(self._address_of))
 
-    def enter(self, guest: Guest, host: str) -> Refusal | None:
+    def enter(self, guest: PlacedConnection, host: str) -> Refusal | None:
         """Takes a place for a new, unknown connection. Returns null, or the reason if there is no place."""
         address = address_key(host)
         if 0 < self._share <= self._number_of[address] and not self._gives_way(self._unknown.get(address)):
@@ -52,19 +52,19 @@ class TcpPlaces:
         self._put(guest, address)
         return None
 
-    def hand_on(self, before: Guest, after: Guest) -> None:
+    def hand_on(self, before: PlacedConnection, after: PlacedConnection) -> None:
         """Transfers a place from one object to another of the same connection. It becomes the youngest unknown connection."""
         address = self._address_of.get(before, "")
         self.leave(before)
         self._put(after, address)
 
-    def know(self, guest: Guest) -> None:
+    def know(self, guest: PlacedConnection) -> None:
         """Makes a connection known: it is no longer closed to make room. Ignored if it has no place."""
         address = self._address_of.get(guest)
         if address is not None:
             self._forget_unknown(guest, address)
 
-    def leave(self, guest: Guest) -> None:
+    def leave(self, guest: PlacedConnection) -> None:
         """Releases the place of a connection. Ignored if it has none."""
         address = self._address_of.pop(guest, None)
         if address is None:
@@ -74,12 +74,12 @@ class TcpPlaces:
         if not self._number_of[address]:
             del self._number_of[address]
 
-    def _put(self, guest: Guest, address: str) -> None:
+    def _put(self, guest: PlacedConnection, address: str) -> None:
         self._address_of[guest] = address
         self._number_of[address] += 1
         self._unknown.setdefault(address, {})[guest] = None
 
-    def _gives_way(self, guests: dict[Guest, None] | None) -> bool:
+    def _gives_way(self, guests: dict[PlacedConnection, None] | None) -> bool:
         """Aborts the first, and oldest, of these connections. Returns false if there are none."""
         oldest = next(iter(guests), None) if guests else None
         if oldest is None:
@@ -89,7 +89,7 @@ class TcpPlaces:
         oldest.abort()
         return True
 
-    def _forget_unknown(self, guest: Guest, address: str) -> None:
+    def _forget_unknown(self, guest: PlacedConnection, address: str) -> None:
         unknown = self._unknown.get(address, {})
         unknown.pop(guest, None)
         if not unknown:

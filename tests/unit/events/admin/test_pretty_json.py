@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from events.admin.pretty_json import json_for_people
+from events.admin.pretty_json import pretty_json
 
 
 def test_json_is_indented_and_letters_stay_letters():
-    assert json_for_people(b'{"body":"\xc3\xa4"}') == '{\n  "body": "ä"\n}'
+    assert pretty_json(b'{"body":"\xc3\xa4"}') == '{\n  "body": "ä"\n}'
 
 
 def test_what_the_database_gives_is_taken_as_it_is():
-    assert json_for_people(memoryview(b"[1]")) == "[\n  1\n]"
+    assert pretty_json(memoryview(b"[1]")) == "[\n  1\n]"
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,6 @@ def test_what_the_database_gives_is_taken_as_it_is():
     ],
 )  # fmt: skip
 def test_odd_bytes_are_shown_and_never_crash(stored):
-    shown = json_for_people(stored)
+    shown = pretty_json(stored)
     assert "\x00" not in shown
     shown.encode()

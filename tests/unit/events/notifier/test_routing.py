@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from events.notifier import routing
-from events.notifier.routing import CONCERNS_NOBODY, Target, concerns_of, followed, room_in, route_stream
+from events.notifier.routing import NOT_ROUTED, Target, find_rule, room_in, route_stream, routed_streams
 from streams.catalog.declarations import declarations
 
 ROOM, ALICE = "!r:x", "@alice:x"
@@ -43,20 +43,20 @@ MEMBER = ["$1", ROOM, "m.room.member", ALICE, None, None, "join", False]
     ],
 )
 def test_whom_a_row_concerns(stream, row, concerned):
-    rule = concerns_of(stream)
+    rule = find_rule(stream)
     assert rule is not None
     assert set(rule(row)) == concerned
 
 
 def test_every_plain_stream_concerns_somebody_or_has_a_reason():
     names = {declaration.name for declaration in declarations()} | {"events", "backfill"}
-    assert names == set(followed()) | set(CONCERNS_NOBODY)
-    assert all(concerns_of(name) is None for name in CONCERNS_NOBODY)
+    assert names == set(routed_streams()) | set(NOT_ROUTED)
+    assert all(find_rule(name) is None for name in NOT_ROUTED)
 
 
 def test_a_stream_says_it_once(monkeypatch):
     monkeypatch.setattr(routing, "_rules", dict(routing._rules))
     route_stream("test_polls", room_in(1))
-    assert set(concerns_of("test_polls")(["x", ROOM])) == {(Target.ROOM, ROOM)}
+    assert set(find_rule("test_polls")(["x", ROOM])) == {(Target.ROOM, ROOM)}
     with pytest.raises(ValueError, match="say it once"):
         route_stream("test_polls", room_in(0))

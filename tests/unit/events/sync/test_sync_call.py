@@ -6,7 +6,7 @@ import pytest
 
 from events.errors import InvalidQuery
 from events.notifier.routing import Target
-from events.sync.providers import NewestRows, StreamChanges, join_sync
+from events.sync.providers import LatestRowPerKey, StreamChanges, join_sync
 from events.sync.sync import SyncAnswer, resync_user, sync
 from streams.errors import UnknownStream
 
@@ -56,6 +56,6 @@ def test_what_brings_nothing_is_false():
 
 def test_only_streams_that_there_are_join_and_each_once():
     with pytest.raises(UnknownStream):
-        join_sync(NewestRows("no_such_stream", Target.USER, "user_id", ("user_id",)))
+        join_sync(LatestRowPerKey("no_such_stream", Target.USER, "user_id", ("user_id",)))
     with pytest.raises(ValueError, match="say it once"):
-        join_sync(NewestRows("receipts", Target.ROOM, "room_id", ("room_id",)))
+        join_sync(LatestRowPerKey("receipts", Target.ROOM, "room_id", ("room_id",)))

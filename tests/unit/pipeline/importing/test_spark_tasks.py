@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.importing.plan import PlannedRoom
 from pipeline.importing.spark_tasks import pack_rooms
-from pipeline.spark.run_tasks import last_words
+from pipeline.spark.run_tasks import error_summary
 
 
 def sizes(packs):
@@ -43,11 +43,11 @@ def test_of_a_remote_traceback_the_error_and_its_place_are_told():
      SQLSTATE: 38000
     \tat org.apache.spark.Task.run(Task.scala:1)"""
     assert (
-        last_words(text)
+        error_summary(text)
         == 'AttributeError: no such thing File "/x/pipeline/importing/work_out_rooms.py", line 97, in _work_out'
     )
 
 
 def test_of_a_database_error_the_class_is_told_not_its_last_line():
     text = "psycopg2.errors.DiskFull: could not extend file\nHINT:  Check free disk space.\nCONTEXT:  COPY t, line 5"
-    assert last_words(text) == "psycopg2.errors.DiskFull: could not extend file"
+    assert error_summary(text) == "psycopg2.errors.DiskFull: could not extend file"

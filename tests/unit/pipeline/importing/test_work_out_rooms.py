@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipeline.importing import work_out_rooms
-from pipeline.importing.staged_room import PlacedEvents
+from pipeline.importing.staged_room import EventsInMemory
 from pipeline.importing.staging_tables import BROKEN, RESULT_TABLES
 from tests.support.made_rooms import MadeRoom
 
@@ -41,7 +41,7 @@ def written(monkeypatch):
 
 def work_out(room_no, events, chunk=1_000):
     results = work_out_rooms._Results(None, 1)
-    staged = PlacedEvents(range(len(events)), [None] * len(events), events)
+    staged = EventsInMemory(range(len(events)), [None] * len(events), events)
     work_out_rooms._work_out(room_no, staged, results, chunk)
     results.flush()
 

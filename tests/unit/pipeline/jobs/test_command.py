@@ -8,12 +8,12 @@ from django.db import OperationalError
 
 from events.errors import UnknownRoom
 from pipeline.errors import QueueFull, UnknownKind, UnusableArguments
-from pipeline.jobs.command import as_command, told_errors
+from pipeline.jobs.command import as_command, as_command_errors
 from pipeline.jobs.folders import is_any_folder
 from streams.errors import UnknownStream
 
 
-@pytest.mark.parametrize("block", [told_errors, as_command])
+@pytest.mark.parametrize("block", [as_command_errors, as_command])
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -35,12 +35,12 @@ def test_a_file_that_cannot_be_written_is_told_but_a_closed_output_ends_the_comm
     with pytest.raises(CommandError, match="No space left") as told, as_command():
         raise OSError(28, "No space left on device")
     assert told.value.returncode == 1
-    with pytest.raises(BrokenPipeError), told_errors():
+    with pytest.raises(BrokenPipeError), as_command_errors():
         raise BrokenPipeError
 
 
 def test_only_a_command_that_runs_as_its_user_may_name_any_folder():
-    with told_errors():
+    with as_command_errors():
         assert not is_any_folder()
     with as_command():
         assert is_any_folder()

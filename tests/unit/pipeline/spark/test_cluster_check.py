@@ -7,22 +7,22 @@ import socket
 import pytest
 
 from pipeline.spark import cluster_check
-from pipeline.spark.cluster_check import look_around
+from pipeline.spark.cluster_check import find_missing
 
 
 def test_nothing_is_missing_here():
-    assert look_around("") == {}
+    assert find_missing("") == {}
 
 
 def test_a_module_that_cannot_be_imported_is_named(monkeypatch):
     monkeypatch.setattr(cluster_check, "TASK_MODULES", ("no_such_package.tasks",))
-    assert look_around("") == {"no_such_package": "No module named 'no_such_package'"}
+    assert find_missing("") == {"no_such_package": "No module named 'no_such_package'"}
 
 
 def test_a_database_that_cannot_be_reached_is_told_in_one_line():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        missing = look_around(f"host=127.0.0.1 port={probe.getsockname()[1]} dbname=x user=u password=hidden")
+        missing = find_missing(f"host=127.0.0.1 port={probe.getsockname()[1]} dbname=x user=u password=hidden")
     (told,) = missing.values()
     assert "\n" not in told and "refused" in told
     assert "hidden" not in told

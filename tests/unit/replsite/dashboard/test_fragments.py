@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replsite.dashboard.fragments import _RIGHTS, Fragments, _picture, changes, render
 from replsite.dashboard.page import live_page_data
-from replsite.dashboard.tables import SHOWN
+from replsite.dashboard.tables import TABLES
 from replsite.snapshot.types import JobsView
 from replsite.status.verdicts import Severity, Verdict
 from tests.support.effort import examples
@@ -30,17 +30,17 @@ def keyed(keys, values, most=3):
 
 
 ROWS = st.lists(st.sampled_from(["<a>", "<b>"]), min_size=1, max_size=3)
-TABLES = st.dictionaries(
-    st.sampled_from(list(SHOWN)), keyed(st.sampled_from("abc"), keyed(st.sampled_from(["", "1", "<"]), ROWS))
+PAGE_TABLES = st.dictionaries(
+    st.sampled_from(list(TABLES)), keyed(st.sampled_from("abc"), keyed(st.sampled_from(["", "1", "<"]), ROWS))
 )
 WORDS = st.sampled_from(["", "x", "y"])
-PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, TABLES)
+PAGES = st.builds(Fragments, st.just("now"), WORDS, WORDS, WORDS, PAGE_TABLES)
 
 
 def apply(page, message):
     """Returns what the browser shows after a message."""
     single = {name: message.get(name, getattr(page, name)) for name in ("as_of", "storage_at", "state", "summary")}
-    tables = {name: apply_table(dict(page.tables.get(name, ())), message[name]) for name in SHOWN if name in message}
+    tables = {name: apply_table(dict(page.tables.get(name, ())), message[name]) for name in TABLES if name in message}
     return Fragments(**single, tables={**page.tables, **tables})
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from asgiref.sync import sync_to_async
 
-from replsite.http.request_places import CAME, Busy, ClientLimit, Lane, RequestPlaces
+from replsite.http.request_places import CAME, Busy, ClientLimit, PlacePool, RequestPlaces
 from replsite.metrics.shared_rendering import SharedRendering
 from tests.support.async_waiting import wait_for
 
@@ -105,7 +105,7 @@ async def test_scrapes_that_wait_for_their_turn_share_a_page_with_those_that_hav
 
 
 async def test_the_next_place_is_for_the_client_that_has_fewest():
-    lane = Lane("pages", 1, 10)
+    lane = PlacePool("pages", 1, 10)
     place = await lane.enter("crowd")
     crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(5)]
     await asyncio.sleep(0)
@@ -122,7 +122,7 @@ async def test_the_next_place_is_for_the_client_that_has_fewest():
 
 
 async def test_when_too_many_wait_the_client_that_has_most_is_sent_away():
-    lane = Lane("pages", 1, 3)
+    lane = PlacePool("pages", 1, 3)
     place = await lane.enter("crowd")
     crowd = [asyncio.ensure_future(lane.enter("crowd")) for _ in range(3)]
     await asyncio.sleep(0)
@@ -141,7 +141,7 @@ async def test_when_too_many_wait_the_client_that_has_most_is_sent_away():
 
 
 async def test_who_waits_too_long_is_sent_away_and_a_place_given_to_one_that_left_is_not_lost():
-    lane = Lane("pages", 1, 10, wait_seconds=0.05)
+    lane = PlacePool("pages", 1, 10, wait_seconds=0.05)
     place = await lane.enter("a")
     with pytest.raises(Busy):
         await lane.enter("b")

@@ -9,7 +9,7 @@ import pytest
 
 from streams.core import invalidation
 from streams.core.cache_store import MISSING, CacheStore
-from streams.core.invalidation import Drop, drops_of_caches_row, drops_of_columns, room_state_keys
+from streams.core.invalidation import Invalidation, drops_of_caches_row, drops_of_columns, room_state_keys
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def store(monkeypatch) -> Iterator[CacheStore]:
 
 
 def test_row_of_caches_names_a_key_or_the_whole_cache():
-    assert list(drops_of_caches_row(["get_user", ["@a:x"], 1])) == [Drop("get_user", ("@a:x",))]
-    assert list(drops_of_caches_row(["get_user", None, 1])) == [Drop("get_user", None)]
-    assert list(drops_of_caches_row(["no_arguments", [], 1])) == [Drop("no_arguments", ())]
+    assert list(drops_of_caches_row(["get_user", ["@a:x"], 1])) == [Invalidation("get_user", ("@a:x",))]
+    assert list(drops_of_caches_row(["get_user", None, 1])) == [Invalidation("get_user", None)]
+    assert list(drops_of_caches_row(["no_arguments", [], 1])) == [Invalidation("no_arguments", ())]
 
 
 def test_special_name_stands_for_all_that_depends_on_the_state(store):
@@ -32,10 +32,10 @@ def test_special_name_stands_for_all_that_depends_on_the_state(store):
     invalidation.depends_on_room_state("rooms_of_user", lambda room, users: [(user,) for user in users])
     invalidation.depends_on_room_state("everything", lambda room, users: None)
     assert list(drops_of_caches_row(["cs_cache_fake", ["!r:x", "@a:x", "@b:x"], 1])) == [
-        Drop("users_in_room", ("!r:x",)),
-        Drop("rooms_of_user", ("@a:x",)),
-        Drop("rooms_of_user", ("@b:x",)),
-        Drop("everything", None),
+        Invalidation("users_in_room", ("!r:x",)),
+        Invalidation("rooms_of_user", ("@a:x",)),
+        Invalidation("rooms_of_user", ("@b:x",)),
+        Invalidation("everything", None),
     ]
     assert {drop.key for drop in drops_of_caches_row(["cs_cache_fake", None, 1])} == {None}
 
@@ -50,12 +50,16 @@ def test_at_most_fifty_users_a_row(users, sizes):
 
 def test_columns_are_the_key():
     drops = drops_of_columns(["a", "b", "n"], {"one": ["b", "n"], "none": [], "all": lambda row: None})
-    assert list(drops(["x", "y", 7])) == [Drop("one", ("y", "7")), Drop("none", ()), Drop("all", None)]
+    assert list(drops(["x", "y", 7])) == [
+        Invalidation("one", ("y", "7")),
+        Invalidation("none", ()),
+        Invalidation("all", None),
+    ]
 
 
 def test_function_of_the_row_gives_several_keys():
     drops = drops_of_columns(["a"], {"one": lambda row: [(row[0],), (row[0], "more")]})
-    assert list(drops(["x"])) == [Drop("one", ("x",)), Drop("one", ("x", "more"))]
+    assert list(drops(["x"])) == [Invalidation("one", ("x",)), Invalidation("one", ("x", "more"))]
 
 
 def test_unknown_column_is_refused_by_name():
@@ -65,9 +69,9 @@ def test_unknown_column_is_refused_by_name():
 
 def test_drops_of_caches_that_are_not_here_do_nothing(store):
     store.finish(store.begin(("k",)), "v")
-    invalidation.apply_drops([Drop("elsewhere", ("k",)), Drop("elsewhere", None)])
+    invalidation.apply_invalidations([Invalidation("elsewhere", ("k",)), Invalidation("elsewhere", None)])
     assert store.get(("k",)) == "v"
-    invalidation.apply_drops([Drop("here", ("k",))])
+    invalidation.apply_invalidations([Invalidation("here", ("k",))])
     assert store.get(("k",)) is MISSING
 
 

@@ -86,7 +86,7 @@ def typed_words(typed: str) -> list[str]:
     return [word for word in re.split(r" [|<>] ", typed)[:1] for word in shlex.split(word)]
 
 
-EXAMPLES = [(name, typed) for name in OURS for typed, _ in command(name).told_examples()]
+EXAMPLES = [(name, typed) for name in OURS for typed, _ in command(name).help_examples()]
 
 
 def test_all_commands_of_the_rooms_are_looked_at() -> None:
@@ -102,7 +102,7 @@ def test_help_tells_what_it_does_with_examples_and_the_exit_status(name: str) ->
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_example_says_what_it_does(name: str) -> None:
-    told = command(name).told_examples()
+    told = command(name).help_examples()
     assert told and all(typed.split()[0] == name and does for typed, does in told)
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from streams.runtime.gc_pause import collector_paused, keep_for_good
+from streams.runtime.gc_pause import collector_paused, freeze_objects
 
 
 def test_it_rests_inside_and_works_afterwards():
@@ -59,11 +59,11 @@ def test_pauses_of_threads_overlap():
 
 
 def test_what_is_kept_for_good_is_looked_at_no_more():
-    keep_for_good.cache_clear()  # a test before may have called it in this process
+    freeze_objects.cache_clear()  # a test before may have called it in this process
     before = gc.get_freeze_count()  # all that the session imported
     new = [[number] for number in range(100)]
     try:
-        keep_for_good()
+        freeze_objects()
         assert gc.get_freeze_count() >= before + len(new)
     finally:
-        keep_for_good.cache_clear()
+        freeze_objects.cache_clear()

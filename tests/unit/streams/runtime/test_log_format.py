@@ -202,7 +202,7 @@ def caught(monkeypatch):
 
 
 def test_what_nobody_caught_is_a_line(caught):
-    log_format.catch_the_rest()
+    log_format.log_uncaught()
 
     def fails():
         raise ValueError("in a thread")

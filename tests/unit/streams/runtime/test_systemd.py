@@ -50,7 +50,7 @@ def test_a_manager_that_does_not_read_holds_nobody_up(manager):
 
 async def test_signs_of_life_come_thrice_in_the_time_given(manager, settings):
     settings.REPLSITE_WATCHDOG_SECONDS = 0.06
-    signs = asyncio.create_task(systemd.keep_telling())
+    signs = asyncio.create_task(systemd.notify_watchdog())
     for _ in range(3):
         assert await asyncio.to_thread(manager.recv, 100) == b"WATCHDOG=1"
     signs.cancel()
@@ -58,4 +58,4 @@ async def test_signs_of_life_come_thrice_in_the_time_given(manager, settings):
 
 async def test_no_signs_of_life_unless_wanted(settings):
     settings.REPLSITE_WATCHDOG_SECONDS = 0.0
-    await asyncio.wait_for(systemd.keep_telling(), 5)
+    await asyncio.wait_for(systemd.notify_watchdog(), 5)

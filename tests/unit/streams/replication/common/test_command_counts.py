@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from streams.replication.common import command_counts
-from streams.replication.common.command_counts import CommandCounts, Untold
+from streams.replication.common.command_counts import CommandCounts, PendingCounts
 from streams.runtime.text import MOST_LABELS, OTHER
 
 
@@ -45,7 +45,7 @@ class Told:
 
 
 def test_each_count_is_told_once(monkeypatch):
-    told, untold = Told(monkeypatch), Untold("rdata")
+    told, untold = Told(monkeypatch), PendingCounts("rdata")
     untold.add("events", 2)
     untold.add("events")
     untold.store(None)
@@ -54,7 +54,7 @@ def test_each_count_is_told_once(monkeypatch):
 
 
 def test_what_could_not_be_told_is_told_later(monkeypatch):
-    told, untold = Told(monkeypatch, fails=True), Untold("rdata")
+    told, untold = Told(monkeypatch, fails=True), PendingCounts("rdata")
     untold.add("events", 2)
     with pytest.raises(OSError, match="away"):
         untold.store(None)

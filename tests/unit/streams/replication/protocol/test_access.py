@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from streams.replication.errors import BadAddress
-from streams.replication.protocol.access import Access, Speech
+from streams.replication.protocol.access import Access, AllowedTransport
 
 
 @pytest.mark.parametrize(
     ("host", "speech"),
     [
-        ("127.0.0.1", Speech.PLAIN),
-        ("::1", Speech.PLAIN),
-        ("10.1.2.3", Speech.PLAIN),
-        ("::ffff:10.1.2.3", Speech.PLAIN),
-        ("fe80::1%eth0", Speech.NOTHING),
-        ("10.2.0.1", Speech.NOTHING),
-        ("", Speech.PLAIN),
+        ("127.0.0.1", AllowedTransport.PLAIN),
+        ("::1", AllowedTransport.PLAIN),
+        ("10.1.2.3", AllowedTransport.PLAIN),
+        ("::ffff:10.1.2.3", AllowedTransport.PLAIN),
+        ("fe80::1%eth0", AllowedTransport.NOTHING),
+        ("10.2.0.1", AllowedTransport.NOTHING),
+        ("", AllowedTransport.PLAIN),
     ],
 )
 def test_without_tls_loopback_and_named_networks_speak_plain_text(host, speech):
@@ -25,7 +25,8 @@ def test_without_tls_loopback_and_named_networks_speak_plain_text(host, speech):
 
 
 @pytest.mark.parametrize(
-    ("host", "speech"), [("127.0.0.1", Speech.TLS), ("10.1.2.3", Speech.EITHER), ("192.0.2.1", Speech.TLS)]
+    ("host", "speech"),
+    [("127.0.0.1", AllowedTransport.TLS), ("10.1.2.3", AllowedTransport.EITHER), ("192.0.2.1", AllowedTransport.TLS)],
 )
 def test_with_tls_only_named_networks_may_do_without(host, speech):
     assert Access(["10.1.0.0/16"], has_tls=True).of(host) is speech

@@ -5,7 +5,7 @@ import pytest
 from streams.replication.errors import TooManyWriters
 from streams.replication.protocol import cursors as cursors_module
 from streams.replication.protocol.commands import parse_line
-from streams.replication.protocol.cursors import Cursors, Fact, Gap, Ignored, Moved, Reset
+from streams.replication.protocol.cursors import Cursors, Fact, Ignored, MissingRange, Moved, Reset
 
 
 def at(linear=10, **positions) -> Cursors:
@@ -27,8 +27,8 @@ def take(cursors: Cursors, *lines: str):
         ("POSITION s w 10 10", Moved("s", "w", 10)),
         ("POSITION s w 10 15", Moved("s", "w", 15)),
         ("POSITION s w 5 15", Moved("s", "w", 15)),
-        ("POSITION s w 12 15", Gap("s", "w", 10, 15)),
-        ("POSITION s w 15 15", Gap("s", "w", 10, 15)),
+        ("POSITION s w 12 15", MissingRange("s", "w", 10, 15)),
+        ("POSITION s w 15 15", MissingRange("s", "w", 10, 15)),
         ("POSITION s w 5 5", None),
     ],
 )
@@ -84,7 +84,7 @@ def small_batches(monkeypatch):
 def test_a_batch_that_is_too_large_to_keep_is_a_gap(small_batches):
     cursors = at(10)
     take(cursors, "POSITION s w 10 10", *['RDATA s w batch ["0123456789"]'] * 20)
-    assert take(cursors, "RDATA s w 12 [2]") == Gap("s", "w", 10, 12)
+    assert take(cursors, "RDATA s w 12 [2]") == MissingRange("s", "w", 10, 12)
     cursors.reached("s", "w", 12)
     assert take(cursors, "RDATA s w batch [3]", "RDATA s w 13 [4]") == Fact("s", "w", 13, ([3], [4]))
 
@@ -94,7 +94,7 @@ def test_batches_of_all_writers_share_the_limit(small_batches):
     for n in range(20):
         take(cursors, f"POSITION s w{n} 10 10", f'RDATA s w{n} batch ["a", {{"b": "c"}}]')
     assert isinstance(take(cursors, "RDATA s w0 11 [1]"), Fact)
-    assert isinstance(take(cursors, "RDATA s w19 12 [1]"), Gap)
+    assert isinstance(take(cursors, "RDATA s w19 12 [1]"), MissingRange)
 
 
 @pytest.mark.parametrize("end", ["RDATA s w {} [2]", "POSITION s w {} {}"])
@@ -130,7 +130,7 @@ def test_a_gone_writer_that_is_named_again_and_again_counts_once(monkeypatch):
 def test_a_position_throws_the_collected_batch_away():
     lines = ("POSITION s w 10 10", "RDATA s w batch [1]", "POSITION s w 11 11")
     cursors = at(10)
-    assert take(cursors, *lines) == Gap("s", "w", 10, 11)
+    assert take(cursors, *lines) == MissingRange("s", "w", 10, 11)
     cursors.reached("s", "w", 11)
     assert take(cursors, "RDATA s w 12 [2]") == Fact("s", "w", 12, ([2],))
 
@@ -147,7 +147,7 @@ def test_facts_missed_between_connections_are_a_gap():
     cursors = at(10)
     take(cursors, "POSITION s w 10 10", "RDATA s w 11 []")
     cursors.begin_connection()
-    assert take(cursors, "POSITION s w 20 20") == Gap("s", "w", 11, 20)
+    assert take(cursors, "POSITION s w 20 20") == MissingRange("s", "w", 11, 20)
 
 
 def test_own_echo_is_ignored():
@@ -189,7 +189,7 @@ def test_a_stream_in_memory_that_began_anew_at_another_writer_was_reset():
 
 def test_a_writer_that_joined_a_stream_after_it_began_anew_starts_at_its_beginning():
     cursors = typing_at(100, "w")
-    assert take(cursors, "POSITION typing w 3 3", "POSITION typing x 5 5") == Gap("typing", "x", 0, 5)
+    assert take(cursors, "POSITION typing w 3 3", "POSITION typing x 5 5") == MissingRange("typing", "x", 0, 5)
 
 
 def test_a_writer_that_joined_where_another_holds_the_stream_back_is_no_reset():
@@ -224,12 +224,12 @@ def test_a_stream_started_by_a_run_does_not_start_again_after_a_reconnection():
     cursors = Cursors()
     take(cursors, "POSITION s a 100 100")
     cursors.begin_connection()
-    assert take(cursors, "POSITION s a 120 120") == Gap("s", "a", 100, 120)
+    assert take(cursors, "POSITION s a 120 120") == MissingRange("s", "a", 100, 120)
 
 
 def test_a_writer_that_came_while_we_were_away_starts_where_we_were():
     cursors = at(10, a=10)
-    assert take(cursors, "POSITION s a 10 30", "POSITION s b 30 30") == Gap("s", "b", 10, 30)
+    assert take(cursors, "POSITION s a 10 30", "POSITION s b 30 30") == MissingRange("s", "b", 10, 30)
 
 
 def test_a_writer_that_joins_later_starts_at_our_linear_position():
@@ -294,7 +294,7 @@ def telling(*lines: str) -> Cursors:
     cursors.begin_connection()
     for line in lines:
         event = cursors.take(parse_line(line))
-        if isinstance(event, Gap):
+        if isinstance(event, MissingRange):
             cursors.reached(event.stream, event.instance, event.upto)
     return cursors
 

@@ -6,7 +6,7 @@ import pytest
 
 from streams.core.tokens import VectorToken
 from streams.replication.protocol.ordering import FollowedRow, View
-from streams.replication.protocol.range_math import Reading, due_rows, next_reading, target_of
+from streams.replication.protocol.range_math import ReadRange, due_rows, next_range, target_of
 
 
 def vector(base: int, **entries: int) -> VectorToken:
@@ -17,17 +17,17 @@ def vector(base: int, **entries: int) -> VectorToken:
     ("cursor", "target", "reading"),
     [
         (vector(5), vector(5), None),
-        (vector(5), vector(9), Reading(5, 9, None)),
-        (vector(5), vector(5, a=8), Reading(5, 8, ("a",))),
+        (vector(5), vector(9), ReadRange(5, 9, None)),
+        (vector(5), vector(5, a=8), ReadRange(5, 8, ("a",))),
         (vector(5, a=8), vector(5, a=8), None),
-        (vector(5, a=8), vector(5, a=9, b=7), Reading(5, 9, ("a", "b"))),
-        (vector(5, a=8, b=7), vector(5, a=9, b=7), Reading(8, 9, ("a",))),  # b, which holds back, is not read again
-        (vector(5, a=8), vector(7, a=9), Reading(5, 7, None)),  # first all up to the base
+        (vector(5, a=8), vector(5, a=9, b=7), ReadRange(5, 9, ("a", "b"))),
+        (vector(5, a=8, b=7), vector(5, a=9, b=7), ReadRange(8, 9, ("a",))),  # b, which holds back, is not read again
+        (vector(5, a=8), vector(7, a=9), ReadRange(5, 7, None)),  # first all up to the base
         (vector(7, a=8), vector(5), None),  # a target that is behind: an older snapshot
     ],
 )
 def test_what_is_read_next(cursor, target, reading):
-    assert next_reading(cursor, target) == reading
+    assert next_range(cursor, target) == reading
 
 
 def test_the_linear_view_looks_at_no_writer_alone():

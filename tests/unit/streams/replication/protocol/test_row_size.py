@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streams.replication.common.table_rows import RowPace
+from streams.replication.common.table_rows import BatchSizer
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.protocol.row_size import VALUE_BYTES, row_size
 
@@ -25,7 +25,7 @@ def test_a_deep_row_does_not_exhaust_the_stack():
 
 
 def test_small_rows_are_soon_asked_for_by_the_largest_batch():
-    pace = RowPace(batch_bytes=8_000_000, first_rows=1_000)
+    pace = BatchSizer(batch_bytes=8_000_000, first_rows=1_000)
     asked = []
     for _ in range(4):
         asked.append(pace.limit(10_000))
@@ -34,7 +34,7 @@ def test_small_rows_are_soon_asked_for_by_the_largest_batch():
 
 
 def test_large_rows_are_asked_for_in_small_batches():
-    pace = RowPace(batch_bytes=1_000_000, first_rows=1_000)
+    pace = BatchSizer(batch_bytes=1_000_000, first_rows=1_000)
     pace.learn(rows(100, 100_000))
     assert pace.limit(10_000) == 10
     pace.learn(rows(10, 10))
@@ -42,6 +42,6 @@ def test_large_rows_are_asked_for_in_small_batches():
 
 
 def test_nothing_read_changes_nothing():
-    pace = RowPace(first_rows=7)
+    pace = BatchSizer(first_rows=7)
     pace.learn([])
     assert pace.limit(100) == 7

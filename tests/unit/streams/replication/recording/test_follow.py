@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from streams.replication.protocol.cursors import Gap, Reset
+from streams.replication.protocol.cursors import MissingRange, Reset
 from streams.replication.protocol.ordering import FollowedRow
 from streams.replication.recording.follow import Recording
 from streams.replication.recording.recorder import Batch
 
-RESET, GAP = Reset("typing", "master", 0), Gap("typing", "master", 0, 1)
+RESET, GAP = Reset("typing", "master", 0), MissingRange("typing", "master", 0, 1)
 ROWS = [FollowedRow("typing", "master", 2, [])]
 
 

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from streams.replication.errors import BadAddress, PortTaken
-from streams.replication.transport.addresses import Address, RedisAddress, bind, redis_of, refuse_open_network
+from streams.replication.transport.addresses import Address, RedisAddress, bind, parse_redis, refuse_open_network
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_the_password_of_redis_comes_from_the_settings_where_the_address_has_non
     file = tmp_path / "redis"
     file.write_text("from a file\n")
     settings.REPLSITE_REDIS_PASSWORD, settings.REPLSITE_REDIS_PASSWORD_FILE = "", str(file)
-    assert redis_of("redis://h:1").password == "from a file"
+    assert parse_redis("redis://h:1").password == "from a file"
     settings.REPLSITE_REDIS_PASSWORD = "given"
-    assert redis_of("redis://h:1").password == "given"
-    assert redis_of("redis://u:its%20own@h:1").password == "its own"
-    assert "given" not in repr(redis_of("redis://h:1")) + str(redis_of("redis://h:1"))
+    assert parse_redis("redis://h:1").password == "given"
+    assert parse_redis("redis://u:its%20own@h:1").password == "its own"
+    assert "given" not in repr(parse_redis("redis://h:1")) + str(parse_redis("redis://h:1"))
     settings.REPLSITE_REDIS_PASSWORD, settings.REPLSITE_REDIS_PASSWORD_FILE = "", str(tmp_path / "nothing")
     with pytest.raises(BadAddress, match="REPLSITE_REDIS_PASSWORD_FILE cannot be read"):
-        redis_of("redis://h:1")
+        parse_redis("redis://h:1")
 
 
 def test_errors_about_addresses_have_no_passwords():
