@@ -84,7 +84,7 @@ def _notifications() -> Part:
         with connections[stream_settings().database].cursor() as cursor:
             usage = driver.notify_queue_usage(cursor)
     except Error as error:
-        return Part("notifications", False, f"Their queue cannot be looked at ({str(error).strip()}).")
+        return Part("notifications", False, f"Their queue cannot be read ({str(error).strip()}).")
     sentence = f"The server's queue of notifications is {usage:.0%} full".replace("%", " %")
     if usage < QUEUE_SHARE:
         return Part("notifications", True, f"{sentence}.")
@@ -140,7 +140,7 @@ def _broadcaster() -> list[Part]:
 def not_answering(seconds: float) -> Report:
     """Returns the report for parts that did not answer in time."""
     sentence = (
-        f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does somebody hold a lock on its "
+        f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does a session hold a lock on its "
         "tables?"
     )
     return _report([Part("database", False, sentence, "no answer")], "")

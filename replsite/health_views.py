@@ -30,7 +30,7 @@ _WORDS = {
     "broadcaster": "Clients of this process get no facts. Start it again.",
     "disk": "It is nearly full. Remove old archives and imports, or make it larger.",
 }
-_MORE = " `manage.py health` says more."
+_MORE = " `manage.py health` shows more."
 _GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
 
 

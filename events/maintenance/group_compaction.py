@@ -277,7 +277,8 @@ class RoomCompaction:
                 cursor.execute(_HERE, [sorted(set(news))])
                 if len(cursor.fetchall()) != len(set(news)):
                     raise CompressionWentWrong(
-                        f"{self.room_id}: somebody deleted new state groups before events had them. Run compress_state again."
+                        f"{self.room_id}: another session deleted new state groups before events referred to them. "
+                        "Run compress_state again."
                     )
                 cursor.execute(_MOVE, names)
                 moved = cursor.rowcount

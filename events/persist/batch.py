@@ -127,7 +127,7 @@ def persist(
     """
     if (verifier is None) is not verified:
         raise SignaturesUnchecked(
-            "Say who checks the signatures of these events: verifier=KEYS, a callable that tells the keys of a server "
+            "State who checks the signatures of these events: verifier=KEYS, a callable that returns the keys of a server "
             "(events.room.verification), or verified=True where they are checked, or were made here; not both."
         )
     alias = using or stream_settings().database
@@ -152,7 +152,7 @@ def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[byt
     missing.
     """
     if event.room_version is None:
-        raise ValueError("The room version has to be told: nothing else tells how to read the state.")
+        raise ValueError("Give the room version: how to read the state depends on it.")
     version = event.room_version
     texts = list(state)
     known = [event_id for text in texts if (event_id := _event_id(text, version)) is not None]
@@ -320,7 +320,7 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
                 incoming.json, event, version, incoming.event_id
             )  # raises first if the event has another defect
             detail = (
-                "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"
+                "the create event does not fit its hash, or is not of the room's server: give the room_version with it"
             )
             raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
     parsed = parse_event(incoming.json, event, version, incoming.event_id)

@@ -324,7 +324,7 @@ class RoomBatch:
         for event in self._batch:
             below = gone.intersection(event.prev_event_ids)
             if below and self._is_live(event) and event.event_id not in self.states.given:
-                detail = f"{min(below)} was refused, and nothing stands on it"
+                detail = f"{min(below)} was refused, and nothing may build on it"
                 above.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
                 gone.add(event.event_id)
         return above

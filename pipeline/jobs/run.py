@@ -243,12 +243,12 @@ class JobRun:
         self._looked = now
         # The lock first: without it another process may run the job, and what its row says is not for this run.
         if self._keeper.has_lost():
-            raise JobLost(f"Job {self.id} has lost its lock, so another process may have begun it; this one leaves it.")
+            raise JobLost(f"Job {self.id} has lost its lock, so another process may run it now; this one stops.")
         by = Job.objects.using(self.using).values_list("cancel_asked_by", flat=True).get(pk=self.id)
         if by:
             raise JobCancelled(f"Cancelled by {by}. What was done stays; the job can be run again.")
         if self._keeper.stopping():
-            raise JobInterrupted("Its process was told to end. What was done stays; the job is queued again.")
+            raise JobInterrupted("Its process was ordered to end. What was done stays; the job is queued again.")
 
     def say(self, text: str) -> None:
         """Writes a line to the job's stream."""

@@ -249,8 +249,8 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if kept is not None and kept != now.epoch:
             raise EpochChanged(
                 f"The checkpoint of this query on stream {self.options.stream} is of epoch {kept}, but the database is in "
-                f"epoch {now.epoch}: it was restored, so facts that were read may be gone and others stand under their IDs. "
-                f"Remove the checkpoint and what was made from it, and begin anew."
+                f"epoch {now.epoch}: it was restored, so facts that were read may be gone, and their IDs may have other facts. "
+                f"Remove the checkpoint and what was made from it, and start again."
             )
 
     def _cursor(self) -> Any:

@@ -332,7 +332,7 @@ class AsgiServer(DaphneServer):
     def tls_context(self) -> ssl.SSLContext:
         """Returns the context for the next handshake. Raises `RuntimeError` without certificates."""
         if self._certificates is None:
-            raise RuntimeError("TLS without certificates: the gate let somebody speak it.")
+            raise RuntimeError("TLS without certificates: the admission allowed it.")
         return self._certificates.context()
 
     def start_application(self, connection: TcpConnection, scope: Message) -> None:
