@@ -34,6 +34,7 @@ from tests.support import session as test_session
 from tests.support.effort import load_profiles
 from tests.support.emptying import empty_tables
 from tests.support.left_open import LeftOpen
+from tests.support.static_files import list_static_files_once
 from tests.support.waiting import wait_until as wait_until_function
 from tests.support.warm_start import WARM, cold_start
 
@@ -44,6 +45,7 @@ assert settings.SECRET_KEY  # loads the settings now, in the environment of the 
 #: Half a second for each user that logs in; other processes read the number from the hash.
 PBKDF2PasswordHasher.iterations = 1
 load_profiles()
+list_static_files_once()
 LEFT_OPEN = LeftOpen()
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
