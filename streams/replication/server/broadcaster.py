@@ -35,7 +35,7 @@ from streams.replication.server.broadcast_reader import BroadcastReader, Round
 from streams.replication.server.client import ReplicationClient
 from streams.runtime.logs import Condition, get_logger
 
-__all__ = ["Broadcaster", "process_broadcaster", "silent_seconds"]
+__all__ = ["Broadcaster", "process_broadcaster", "redis_trouble", "silent_seconds"]
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -94,6 +94,8 @@ class Broadcaster:
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
+        #: Why nothing is published on Redis; empty while this server or another one does. None: Redis is not configured.
+        self.redis_trouble: str | None = None
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
         self._announcer = Announcer(
@@ -562,6 +564,11 @@ _of_process: Broadcaster | None = None
 def silent_seconds() -> float | None:
     """Returns the seconds since this process's broadcaster last looked for facts; None if it has none that is running."""
     return None if _of_process is None else _of_process.silent_seconds
+
+
+def redis_trouble() -> str | None:
+    """Returns why nothing is published on Redis, empty if that is well, None if this process has nothing to do with Redis."""
+    return None if _of_process is None else _of_process.redis_trouble
 
 
 def process_broadcaster(served_by: str = "") -> Broadcaster:
