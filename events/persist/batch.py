@@ -54,7 +54,8 @@ class Incoming:
 
     ``state_before`` has the IDs of the events that make up the room's state before the event, as given from outside. It
     is used where prev events, or their states, are not here. These events are stored, or are in the same batch, normally
-    as outliers. A stored event without a known state gets one if it arrives again with ``state_before``.
+    as outliers. Entries whose auth chain is not here, or does not allow them, do not count. A stored event without a known
+    state gets one if it arrives again with ``state_before``.
     """
 
     json: bytes
@@ -148,8 +149,8 @@ def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[byt
     """Returns the batch that stores ``event`` on top of the given state.
 
     ``state`` and ``auth_chain`` hold the exact bytes of events. Unreadable ones stay in the batch, so that ``persist``
-    refuses them with a reason, but they are no part of the state. Raises ``ValueError`` if ``event.room_version`` is
-    missing.
+    refuses them with a reason, but they are no part of the state. Entries count only with their whole ``auth_chain``, as
+    far as it is not stored. Raises ``ValueError`` if ``event.room_version`` is missing.
     """
     if event.room_version is None:
         raise ValueError("Give the room version: how to read the state depends on it.")

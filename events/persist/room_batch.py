@@ -32,7 +32,7 @@ from events.visibility.rule import known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
-from state.rules.room_versions import Resolution, room_version
+from state.rules.room_versions import room_version
 
 __all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
 
@@ -199,22 +199,13 @@ class RoomBatch:
         states.given.update(given)
         self._note_redacted(states, self._batch)
         if given:
+            batch_ids = {event.event_id for event in self._batch}
+            named = {event_id for state in given.values() for event_id in state.values()}
+            named |= {other for event in self._batch for other in event.auth_event_ids}
+            states.unplaced = batch_ids | self.stored.without_state(named - batch_ids)
             groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
             states.bases = sorted(groups)[-_BASES:]
-        self._guard(states)
         return states
-
-    def _guard(self, states: RoomStates) -> None:
-        """Adds the current state to event auth in room version 1, where senders of given states could cheat with depths.
-
-        State resolution prefers the entry of least depth there, and senders choose depths. Without this, an entry of a
-        given state whose auth events are withheld would win over the stored one.
-        """
-        if states.version.resolution is not Resolution.V1 or not any(event.outlier for event in self._batch):
-            return
-        current = states.merged(self.stored.after.get(leaf) for leaf in self.stored.leaves)
-        if current is not None:
-            states.judge.known = states.state(current)
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
         """Looks up which power levels and third-party invites that event auth uses for these events are redacted."""
@@ -544,9 +535,9 @@ class RoomBatch:
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
     """Returns the given state as a map.
 
-    ``events`` has stored events and those of the batch. The map may contain rejected events: ``RoomStates`` leaves them
-    out once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this is not a state of the event's
-    room.
+    ``events`` has stored events and those of the batch. The map may contain rejected events, and some without their auth
+    chains: ``RoomStates`` leaves them out once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this
+    is not a state of the event's room.
     """
     found: dict[StateKey, str] = {}
     for event_id in dict.fromkeys(named):
