@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from pipeline.jobs.rows import killed_jobs
+from pipeline.models import Job, JobState
+from replsite.history.sampler import Sampler
 from streams import registry
 from streams.db import driver
+from streams.db.schema_mark import marked_lock
 from streams.errors import SequenceBusy, WriterBusy
+from streams.homeserver.typing import expire_typing, set_typing
 from streams.maintenance import check
-from streams.models import PushRuleChange
+from streams.models import PushRuleChange, TypingUser
 from streams.writing.process import current_writer
 from tests.support.forging import forger
 from tests.support.waiting import wait_until
@@ -34,6 +39,13 @@ def hold(stranger: Any, key: int) -> int:
     is_held, process = stranger.fetchone()
     assert is_held
     return int(process)
+
+
+def key_of(name: str) -> int:
+    """The key of a lock that is taken by its name in SQL."""
+    with session() as cursor:
+        cursor.execute(f"SELECT {marked_lock('%s')}", [name])
+        return int(cursor.fetchone()[0])
 
 
 def start_key() -> int:
@@ -102,3 +114,39 @@ def test_repairing_a_sequence_names_who_keeps_it_waiting(stranger, monkeypatch):
     stranger.execute("SELECT pg_advisory_unlock_all()")
     with session() as cursor:
         check.repair(cursor, registry.get(OTHER))
+
+
+def test_a_killed_job_is_found_although_a_stranger_holds_its_lock(stranger):
+    """Its row would say for ever that it is running."""
+    killed = Job.objects.create(kind="k", state=JobState.RUNNING, arguments={})
+    hold(stranger, key_of(f"replsite.job:{killed.pk}"))
+    assert killed_jobs("default") == {killed.pk}
+
+
+def test_a_sampler_that_a_stranger_keeps_out_says_so(stranger, caplog):
+    caplog.set_level("INFO", "replsite.history.sampler")
+    process = hold(stranger, key_of("replsite.sampler"))
+    sampler = Sampler(step_seconds=0.1)
+    sampler.start()
+    try:
+        wait_until(lambda: "history.paused" in caplog.text and f"database session {process} " in caplog.text)
+        stranger.execute("SELECT pg_advisory_unlock_all()")
+        wait_until(lambda: "history.goes_on" in caplog.text)
+    finally:
+        sampler.stop()
+
+
+def test_typing_ends_in_all_rooms_but_the_one_whose_lock_is_held(stranger):
+    for room in ("!a:x", "!b:x"):
+        set_typing(room, "@u:x", is_typing=True, timeout_seconds=60)
+    hold(stranger, key_of("replsite.typing:!a:x"))
+    with session() as cursor:
+        cursor.execute("UPDATE streams_typinguser SET until = clock_timestamp() - interval '1 minute'")
+
+    def typing_rooms() -> list[str]:
+        expire_typing()
+        return list(TypingUser.objects.values_list("room_id", flat=True))
+
+    wait_until(lambda: typing_rooms() == ["!a:x"])
+    stranger.execute("SELECT pg_advisory_unlock_all()")
+    wait_until(lambda: not typing_rooms())
