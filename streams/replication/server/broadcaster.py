@@ -33,7 +33,7 @@ from streams.replication.protocol.commands import Command, Position, RData, form
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.server.broadcast_reader import BroadcastReader, Round
 from streams.replication.server.client import ReplicationClient
-from streams.runtime.logs import Condition, get_logger
+from streams.runtime.logs import Condition, LineBound, get_logger
 
 __all__ = ["Broadcaster", "process_broadcaster", "redis_trouble", "silent_seconds"]
 
@@ -58,6 +58,8 @@ REST_FROM_SECONDS = 0.002
 FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
 #: So many clients that came and went within a second get a row in the table of readers; more are only counted.
 MOST_LOST = 100
+#: So many log lines about single clients within so many seconds. More clients are only counted.
+CLIENT_LINES, CLIENT_LINES_SECONDS = 100, 10.0
 #: While more than this waits for every client, no more facts are read.
 PACE_BYTES = 1024 * 1024
 #: Slow clients are looked for each second, and each time so much was written.
@@ -125,6 +127,7 @@ class Broadcaster:
         #: Clients that send a lot take turns. One that has sent almost nothing yet waits only for others of that kind.
         self.turn, self.first_turn = asyncio.Lock(), asyncio.Lock()
         self.free_time = FreeTime()
+        self.client_lines = LineBound(CLIENT_LINES, CLIENT_LINES_SECONDS)
         self._without_rest = 0.0
         self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None
