@@ -337,8 +337,10 @@ class RoomBatch:
     ) -> list[Step]:
         """Numbers the events: backfilled, live, outliers. Returns the steps of accepted live events."""
         changes, states = self.changes, self.states
-        # A filled event may be reached by live events now, so the stored forward extremities have to be checked again.
-        freed = () if self.freed is None and changes.filled.events else self.freed
+        # A filled event may be reached by live events now, and so may another prev event of an event above the batch: its
+        # given state may be that of both together. So the stored forward extremities have to be checked again.
+        again = changes.filled.events or self._is_below_a_merge()
+        freed = () if self.freed is None and again else self.freed
         leaves = self.stored.leaves_below([*old, *live], states, changes.filled.rejected, freed)
         arrivals = EventExtremityTracker(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
@@ -363,6 +365,12 @@ class RoomBatch:
         changes.events += outliers
         self._finish(arrivals, known, steps, len(live))
         return steps
+
+    def _is_below_a_merge(self) -> bool:
+        """Returns true if a stored event builds on an event of the batch and on others."""
+        above = {event_id for _, event_id in self._reading.above}
+        self.stored.events.load(above)
+        return any(len(self.stored.events[event_id].prev_event_ids) > 1 for event_id in above)
 
     def _finish(self, arrivals: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
         """Determines the current state and the forward extremities after all events. ``live`` is the number of live events."""
