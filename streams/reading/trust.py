@@ -57,10 +57,8 @@ _WRITERS = f"""
 SELECT i.name, a.pid FROM streams_instance i JOIN pg_stat_activity a ON a.pid = i.lock_backend_pid
 WHERE i.state <> 'retired' AND {_MAY_WRITE}
 """
-#: Session, role and address of one that holds an advisory lock, and whether it may write. Parameter: the lock's key.
-_HOLDER = (
-    f"SELECT a.pid, a.usename, coalesce(host(a.client_addr), 'local'), ({_MAY_WRITE}) {driver.LOCK_HOLDERS} LIMIT 1"
-)
+#: Session and role that hold an advisory lock, and whether the role may write. Parameter: the lock's key.
+_HOLDER = f"SELECT a.pid, a.usename, ({_MAY_WRITE}) {driver.LOCK_HOLDERS} LIMIT 1"
 _TRUSTED = f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s::int[]) AND {_MAY_WRITE}"
 
 
@@ -68,7 +66,7 @@ def stranger_with_lock(cursor: Any, key: int) -> str:
     """Returns the session that holds an advisory lock, in words, if its role may not write positions. Empty otherwise."""
     cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
-    return "" if row is None or row[3] else f"database session {row[0]} of role {row[1]} from {row[2]}"
+    return "" if row is None or row[2] else f"database session {row[0]} of role {row[1]}"
 
 
 class OneTimeWords:

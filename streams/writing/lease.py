@@ -40,7 +40,7 @@ ACTIVE_STREAMS = (
     "SELECT stream FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired' ORDER BY stream"
 )
 _HOLDER = f"""
-SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start
+SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start, a.usename
 {driver.LOCK_HOLDERS}
 LIMIT 1
 """
@@ -122,11 +122,16 @@ def _describe_instance(cursor: Any, name: str) -> str:
 
 
 def describe_lock_holder(cursor: Any, key: int) -> str:
-    """Returns `` (database session PID from ADDRESS, APPLICATION, STATE)`` of the lock's holder, empty if it is free."""
+    """Returns `` (database session PID from ADDRESS, APPLICATION, STATE)`` of the lock's holder, empty if it is free.
+
+    PostgreSQL hides address and state of another role's session. Then it is `` (database session PID of role ROLE)``.
+    """
     cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
     if row is None:
         return ""
+    if row[3] is None:
+        return f" (database session {row[0]} of role {row[5]})"
     since = f", transaction open since {row[4]:%H:%M:%S}" if row[4] else ""
     return f" (database session {row[0]} from {row[1]}, {row[2]!r}, {row[3]}{since})"
 

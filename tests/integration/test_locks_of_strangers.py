@@ -74,7 +74,7 @@ def test_who_cannot_enter_one_stream_goes_on_announcing_the_others(stranger, set
         stranger.execute("SELECT pg_advisory_unlock_all()")
         waiting.join()
     [error] = errors
-    assert OTHER in str(error) and f"database session {process}" in str(error)
+    assert OTHER in str(error) and f"database session {process} " in str(error)
     assert registry.get(OTHER).append(PushRuleChange(user_id="@a:b"))
 
 
