@@ -26,7 +26,7 @@ from daphne.server import twisted_loop
 from twisted.internet import defer, reactor
 
 from streams.replication.protocol.access import Access
-from streams.replication.transport.admission import Admission
+from streams.replication.transport.admission import Admission, Turns
 from streams.replication.transport.http_limits import HttpBounds, HttpLimits
 from streams.replication.transport.kernel_buffers import kernel_bytes
 from streams.replication.transport.last_connections import drop_handshakes, is_queued
@@ -282,6 +282,7 @@ class AsgiServer(DaphneServer):
         self.connections: dict[Any, dict[str, Any]] = {}
         self.limits = limits or ListenerLimits()
         self.handshake_limit_seconds = self.limits.handshake_seconds
+        self.handshakes = Turns()
         self.http_limits = HttpLimits(self.limits.http)
         self.refusals: Counter[str] = Counter()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
