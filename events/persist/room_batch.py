@@ -258,15 +258,14 @@ class RoomBatch:
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
         """Refuses live events without their prev events, and puts the batch into causal order.
 
-        A backfilled event may have gaps below it.
+        A backfilled event may have gaps below it, but only a create event has no prev events at all.
         """
         order, left = causal_order(self._batch)
         inside: set[str] = set()
         kept = []
         for number in (*order, *left):
             event = self._batch[number]
-            placed = event.outlier or event.backfilled or event.event_id in given or number in left
-            reason = None if placed else self._no_place(event, inside)
+            reason = None if event.outlier or number in left else self._no_place(event, inside, given)
             if reason is not None:
                 self.changes.refused.append((event, reason))
                 continue
@@ -275,11 +274,13 @@ class RoomBatch:
                 inside.add(event.event_id)
         self._batch = kept
 
-    def _no_place(self, event: ParsedEvent, inside: set[str]) -> EventRefused | None:
+    def _no_place(self, event: ParsedEvent, inside: set[str], given: Collection[str]) -> EventRefused | None:
         if not event.prev_event_ids:
             if event.type == "m.room.create":
                 return None
             return EventRefused(Reason.NO_PREV_EVENTS, "only a create event may stand on nothing")
+        if event.backfilled or event.event_id in given:  # these may stand above a gap
+            return None
         missing = [prev for prev in event.prev_event_ids if prev not in inside and not self.stored.in_graph(prev)]
         if missing:
             shown = ", ".join(missing[:3])

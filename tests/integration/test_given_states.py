@@ -3,6 +3,7 @@
 import pytest
 
 from events.errors import Reason
+from events.integrity.repair import check_room
 from events.models import CurrentStateDelta, Event, EventVisibility, Room
 from events.persist.batch import Incoming, with_state
 from events.reading.timeline import state_at
@@ -225,6 +226,24 @@ def test_entries_whose_auth_chain_comes_with_them_count(version, first):
     assert verdict(outcome, join).rejected_reason is None
     assert current_state(made.room_id) == made.state_after(join.event_id)
     assert state["m.room.topic", ""] == last.event_id
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("backfilled", [True, False])
+@pytest.mark.parametrize("with_it", [True, False])
+def test_only_a_create_event_stands_on_nothing(version, backfilled, with_it):
+    """Such an event had the state that was told with it, which nothing of the room can ever contradict."""
+    made = public_room(version)
+    persist_all(made.events, 100)
+    state = made.state_after(made.events[-1].event_id)
+    named = [entry for key, entry in state.items() if key[0] in ("m.room.power_levels", "m.room.member")]
+    named += [] if version == "12" else [made.create.event_id]
+    listed = [[event_id, {}] for event_id in named] if version in ("1", "2") else named
+    floating = made.send({"type": "m.room.message", "auth_events": listed}, prev=[])
+    about = {"state_before": list(state.values())} if with_it else {}
+    outcome = persist([incoming(floating, backfilled=backfilled, **about)])
+    assert reasons(outcome) == [Reason.NO_PREV_EVENTS] and outcome.stored == []
+    assert check_room(made.room_id).clean
 
 
 # --- a state that cannot be ---------------------------------------------------------------------------------------
