@@ -426,8 +426,8 @@ class RoomBatch:
         """Computes the ranges of live events. Ranges of backfilled events are written later, when their positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
         # Ranges can only be continued at the end of the line. All are recomputed if something changed below it: filled live
-        # events, a changed current state without an accepted live event, or a new live event below stored ones.
-        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest) or self._fills_live()
+        # events, or the current state without an accepted live event.
+        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
             changes.visibility_unresolved = True
@@ -452,12 +452,6 @@ class RoomBatch:
         if event_id not in self.stored.after:
             self.stored.adopt_after([event_id])
         return self.stored.after[event_id]
-
-    def _fills_live(self) -> bool:
-        """Returns true if stored live events build on a live event of the batch, which comes before them on the line."""
-        live = {event.event_id for event in self.changes.events if self._is_live(event)}
-        above = [event_id for prev, event_id in self._reading.above if prev in live]
-        return bool(above) and bool(self.stored.live_ones(above))
 
     def _stored_ranges(self, group: int | None) -> StoredRanges:
         """Returns the end of the stored ranges.
