@@ -233,7 +233,7 @@ class RoomStates:
         a server could take the room back to an old state, by an event on a forward extremity and on one that it withholds.
         """
         known = self._after_prevs(event)
-        if known is not None or event.event_id not in self.given:
+        if known is not None or event.event_id not in self.given or not event.prev_event_ids:
             return known
         given = self.given[event.event_id]
         self._weigh(given.values())

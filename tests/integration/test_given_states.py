@@ -246,6 +246,15 @@ def test_only_a_create_event_stands_on_nothing(version, backfilled, with_it):
     assert check_room(made.room_id).clean
 
 
+def test_a_create_event_has_no_state_before_it():
+    made = public_room()
+    persist_all(made.events, 100)
+    state = made.state_after(made.events[-1].event_id)
+    second = made.send({"type": "m.room.create", "state_key": ALICE, "content": {"room_version": "10"}}, prev=[])
+    persist([incoming(second, state_before=list(state.values()))])
+    assert check_room(made.room_id).clean
+
+
 # --- a state that cannot be ---------------------------------------------------------------------------------------
 
 
