@@ -36,7 +36,7 @@ from tests.support.emptying import empty_tables
 from tests.support.left_open import LeftOpen
 from tests.support.static_files import list_static_files_once
 from tests.support.waiting import wait_until as wait_until_function
-from tests.support.warm_start import WARM, cold_start
+from tests.support.warm_start import WARM, close_all, cold_start
 
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()
@@ -152,7 +152,7 @@ def _skip_fails(report: Any) -> Any:
 def _nothing_left_behind() -> Iterator[None]:
     """Set up first, so torn down last: after every fixture that owns a process or a file."""
     yield
-    WARM.close()
+    close_all()
     processes, files = test_session.left_behind()
     assert not processes, f"processes left behind by the tests: {processes}"
     assert not files, f"temporary files left behind by the tests: {files}"
