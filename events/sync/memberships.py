@@ -21,9 +21,10 @@ __all__ = ["Memberships", "RoomMembership", "read_memberships"]
 class RoomMembership:
     """A user's membership in one room.
 
-    ``before`` is the membership at ``since``, and ``event_before`` its event. ``changed_at``: position of the last change after ``since``; null: none.
-    ``out_at``: position of the last change from ``join`` to something else. ``joined_anew``: the user joined after
-    ``since``, perhaps after having left. ``out_of_band``: the room is known only by the membership event.
+    ``before`` is the membership at ``since``, and ``event_before`` its event. ``changed_at``: position of the last
+    change after ``since``; null: none. ``out_at``: position of the last change from ``join`` to something else.
+    ``joined_anew``: the user joined after ``since``, perhaps after having left. ``out_of_band``: the room is known
+    only by the membership event.
     """
 
     room_id: str
