@@ -21,9 +21,10 @@ __all__ = ["Memberships", "RoomMembership", "read_memberships"]
 class RoomMembership:
     """A user's membership in one room.
 
-    ``before`` is the membership at ``since``. ``changed_at``: position of the last change after ``since``; null: none.
-    ``out_at``: position of the last change from ``join`` to something else. ``joined_anew``: the user joined after
-    ``since``, perhaps after having left. ``out_of_band``: the room is known only by the membership event.
+    ``before`` is the membership at ``since``, and ``event_before`` its event. ``changed_at``: position of the last
+    change after ``since``; null: none. ``out_at``: position of the last change from ``join`` to something else.
+    ``joined_anew``: the user joined after ``since``, perhaps after having left. ``out_of_band``: the room is known
+    only by the membership event.
     """
 
     room_id: str
@@ -34,6 +35,7 @@ class RoomMembership:
     out_at: int | None = None
     joined_anew: bool = False
     out_of_band: bool = False
+    event_before: str | None = None
 
     @property
     def was_in(self) -> bool:
@@ -60,7 +62,7 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
     """Returns the user's memberships at ``now``. Without ``since`` no membership counts as changed."""
     found = Memberships()
     for room_id, membership, event_id in rows(MEMBERSHIPS, {"user_id": user_id}, using):
-        found.rooms[room_id] = RoomMembership(room_id, membership, event_id, before=membership)
+        found.rooms[room_id] = RoomMembership(room_id, membership, event_id, before=membership, event_before=event_id)
     changes, values = with_tokens(MEMBERSHIP_CHANGES, now, since or now)
     _take_in(found, rows(changes, {**values, "user_id": user_id}, using))
     out_of_band, values = with_tokens(OUT_OF_BAND, now, since or now)
@@ -87,10 +89,10 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
         room = found.rooms.setdefault(room_id, RoomMembership(room_id))
         if room_id not in latest:
             latest[room_id] = 0
-            room.before = prev_membership
+            room.before, room.event_before = prev_membership, prev_event_id
             room.membership, room.event_id = prev_membership, prev_event_id
         if known:
-            room.before = membership
+            room.before, room.event_before = membership, event_id
         if covered:
             latest[room_id] = position
             room.membership, room.event_id = membership, event_id

@@ -128,7 +128,12 @@ def rooms_since(
         standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
         limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
         answers = _answers(windows, standing, limit)
-        pending = [room for room in memberships.of("invite", "knock") if room.changed_at is not None]
+        # With the same event the client has it: only an older change, of another writer, came late.
+        pending = [
+            room
+            for room in memberships.of("invite", "knock")
+            if room.changed_at is not None and room.event_id != room.event_before
+        ]
         invited, knocked = _pending(pending, alias)
     here = tuple(room for room in answers if room.membership == "join" and _has_anything(room))
     return RoomsSince(here, tuple(room for room in answers if room.membership != "join"), invited, knocked, now)

@@ -113,16 +113,18 @@ class LiveFeed:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, thread_name_prefix="replsite-live") as thread:
-            try:
-                # Viewers ask again during the sleep. If none did, the loop ends, and the next call of after() starts it.
-                while self._waiting:
-                    due = loop.time() + self._tick_seconds
-                    self._publish(await self._look(loop.run_in_executor(thread, self._read)))
-                    await asyncio.sleep(max(0.0, due - loop.time()))
-            finally:
-                # Django keeps connections per thread: only the thread that opened this one can close it.
-                thread.submit(connections.close_all)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="replsite-live")
+        try:
+            # Viewers ask again during the sleep. If none did, the loop ends, and the next call of after() starts it.
+            while self._waiting:
+                due = loop.time() + self._tick_seconds
+                self._publish(await self._look(loop.run_in_executor(thread, self._read)))
+                await asyncio.sleep(max(0.0, due - loop.time()))
+        finally:
+            # Django keeps connections per thread: only the thread that opened this one can close it.
+            thread.submit(connections.close_all)
+            # Not waited for on the loop: the process stops, and a read that the database does not answer is still going on.
+            thread.shutdown(wait=False)
 
     async def _look(self, reading: asyncio.Future[Tick]) -> Tick:
         """Returns the tick that is being read. Publishes an error each time that the patience ends before the read does."""

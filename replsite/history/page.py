@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import Max, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.safestring import mark_safe
@@ -32,8 +32,6 @@ CHANGES_SHOWN = 100
 #: A line breaks where so many steps are missing.
 _GAP_STEPS = 2.5
 _SPAN = "hour"
-#: Most samples that are read for one page.
-_MOST_SAMPLES = 100_000
 
 
 @require_safe
@@ -84,12 +82,20 @@ class _Asked:
         return not self.stream and not self.who
 
     def samples(self) -> list[Sample]:
+        """Returns the samples of what the page shows: of a stream its own and those of its worst readers."""
         found = Sample.objects.using(self.using).filter(step_seconds=self.span.step_seconds)
         if self.who:
             wanted = found.filter(reader=plain_label(self.who, {self.who})).exclude(stream="")
         else:
             wanted = found.filter(stream=self.stream)
-        return list(wanted.order_by("stream", "reader", "at")[:_MOST_SAMPLES])
+        if not self.is_storage:
+            # Chosen by the database: the samples of all readers may be more than a page can read.
+            worst = wanted.exclude(reader="").values_list("stream", "reader").annotate(worst=Max("severity"))
+            shown = Q(stream=self.stream, reader="")
+            for stream, reader, _ in worst.order_by("-worst", "stream", "reader")[:READERS_SHOWN]:
+                shown |= Q(stream=stream, reader=reader)
+            wanted = wanted.filter(shown)
+        return list(wanted.order_by("stream", "reader", "at"))
 
     def changes(self) -> QuerySet[StatusChange]:
         found = StatusChange.objects.using(self.using)
@@ -144,7 +150,7 @@ class _Drawing:
                 self._table(name, found["", name])
                 for _, name in sorted(found, key=lambda key: -found[key][-1].position)
             ]
-        readers = [self._reader(*key, found[key]) for key in worst[:READERS_SHOWN]]
+        readers = [self._reader(*key, found[key]) for key in worst]
         return readers if self.asked.who else [self._stream(own), *readers]
 
     def _stream(self, rows: Sequence[Sample]) -> dict[str, Any]:

@@ -82,9 +82,8 @@ def _retry(handler: Handler, key: int) -> bool | None:
             if parked is None:
                 return None
             rows = [FollowedRow(parked.stream, parked.instance_name, parked.token, row) for row in parked.rows]
-            with transaction.atomic(using=using):  # a savepoint of the handler's own
-                handler.function(Chunk(parked.stream, rows, stream_settings().database))
-                check_not_undone(using)
+            handler.function(Chunk(parked.stream, rows, stream_settings().database))
+            check_not_undone(using)
             parked.delete()
     except Exception as error:  # noqa: BLE001 - whatever a handler raises is kept with the fact
         tried = facts.filter(pk=key)

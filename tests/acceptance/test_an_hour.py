@@ -11,6 +11,8 @@ import os
 import sys
 import zlib
 
+import pytest
+
 from replsite.dashboard.fragments import changes, render
 from replsite.dashboard.page import live_page_data
 from replsite.snapshot.take import take_snapshot
@@ -51,11 +53,16 @@ def pages(steps: int = STEPS) -> list:
     return found
 
 
+@pytest.fixture
+def a_crowd(transactional_db):
+    with crowd.living():
+        yield
+
+
 class TestInTheBrowser:
     pytestmark = BROWSER
 
-    def test_an_hour_of_ticks_leaves_no_memory_nodes_or_listeners_behind(self, boss, new_page, capsys):
-        crowd.fill()
+    def test_an_hour_of_ticks_leaves_no_memory_nodes_or_listeners_behind(self, a_crowd, boss, new_page, capsys):
         seen = pages()
         told = [changes(before, now) for before, now in zip([seen[-1], *seen[:-1]], seen, strict=True)]  # in a circle
         page = new_page()

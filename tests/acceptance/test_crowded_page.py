@@ -36,12 +36,12 @@ _MEASURE = """() => {
 @pytest.fixture
 def crowded(transactional_db, boss, new_page):
     """The live page of a crowd, its links measured from the beginning."""
-    crowd.fill()
-    page = new_page(viewport={"width": 1440, "height": 900})
-    page.add_init_script(f"({_MEASURE})()")
-    log_in(page)
-    playwright_api.expect(page.locator("#live-link")).to_have_text("Live", timeout=60_000)
-    return page
+    with crowd.living():
+        page = new_page(viewport={"width": 1440, "height": 900})
+        page.add_init_script(f"({_MEASURE})()")
+        log_in(page)
+        playwright_api.expect(page.locator("#live-link")).to_have_text("Live", timeout=60_000)
+        yield page
 
 
 def ticks(page, number):

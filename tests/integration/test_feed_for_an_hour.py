@@ -67,5 +67,5 @@ async def test_an_hour_of_ticks_leaves_no_memory_behind_in_the_server(pages_of_a
 @pytest.fixture
 def pages_of_a_crowd(transactional_db):
     """As JSON, so that each tick makes objects of its own."""
-    crowd.fill(writers=3, readers=5)
-    return [json.dumps(page) for page in pages()]
+    with crowd.living(writers=3, readers=5):
+        return [json.dumps(page) for page in pages()]

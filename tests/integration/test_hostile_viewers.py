@@ -44,7 +44,8 @@ def site(start_manage):
 @pytest.fixture
 def large_page(transactional_db):
     """Some 100 kB."""
-    crowd.fill(writers=10, readers=20)
+    with crowd.living(writers=10, readers=20):
+        yield
 
 
 def counted(site: Site, reason: str) -> None:

@@ -394,3 +394,25 @@ async def test_what_viewers_of_one_page_are_sent_is_written_once(monkeypatch):
     assert live.message(0, tick, SEES_ALL) is not live.message(0, tick, frozenset())
     assert tick.fragments(SEES_ALL) is tick.fragments(SEES_ALL)
     await asyncio.wait_for(live._task, 10)
+
+
+async def test_a_feed_that_is_cancelled_does_not_hold_up_the_loop_for_a_read(db):
+    """The server stops while the database does not answer. The loop stood still until the answer came."""
+    reading, answered = threading.Event(), threading.Event()
+
+    def hang():
+        reading.set()
+        answered.wait(20)
+        return a_snapshot()
+
+    feed = LiveFeed(hang)
+    viewer = asyncio.create_task(feed.after(0))
+    await asyncio.to_thread(reading.wait, 20)
+    feed._task.cancel()
+    late = threading.Timer(10, answered.set)  # so that a loop that stands still fails the test, and does not hang it
+    late.start()
+    await asyncio.wait([feed._task])
+    assert not answered.is_set()
+    viewer.cancel()
+    late.cancel()
+    answered.set()

@@ -237,6 +237,19 @@ class TestPage:
         assert text.index("Database") < text.index("events_&lt;b&gt;")
         assert "Now 5.0 MB" in text
 
+    def test_the_worst_reader_of_hundreds_is_shown(self, page):
+        """Samples were cut by the reader's name: readers late in the alphabet were never shown."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word) "
+                "SELECT 15, 'events', CASE r WHEN 0 THEN '' WHEN 450 THEN 'zoe' ELSE 'reader-' || r END, "
+                "date_trunc('minute', clock_timestamp()) - step * interval '15 s', 1, 0, 0, (r = 450)::int * 2, 'word' "
+                "FROM generate_series(0, 450) r, generate_series(0, 229) step"
+            )
+        text = page(stream="events").content.decode()
+        assert ">zoe<" in text
+        assert text.count("<svg") == 4 + 3 * 12
+
     def test_a_stream_without_history_says_so(self, page):
         text = page(stream="caches").content.decode()
         assert "Nothing was recorded" in text

@@ -110,6 +110,17 @@ def test_a_user_who_joined_stays_when_the_leave_before_comes_late(room):
     assert ids(only(two.joined).timeline) == []
 
 
+def test_an_invite_is_not_told_again_when_the_change_before_comes_late(room):
+    room.join(BOB)
+    low = here().base
+    written_by("slow", room.leave, BOB)
+    invited = written_by("fast", room.invite, ANN, BOB)
+    middle = at(low, invited.stream_ordering)
+    one, two = since(BOB, VectorToken(low), middle), since(BOB, middle, here())
+    assert only(one.invited).event.event_id == invited.event_id
+    assert not two
+
+
 def test_a_client_holds_what_its_token_covers_whichever_writer_is_ahead():
     """In random order: at each token, each key has the newest change that the token covers."""
     chance = random.Random(7)

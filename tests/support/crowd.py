@@ -1,10 +1,13 @@
 """A crowd for the live page: many writers on many streams and many readers, as rows, with real facts on one stream.
 
-Everybody's sign of life lies in the future, so nobody is gone while a test looks. ``move`` lets everything go on by one step.
+The writers hold their names, as living processes do, so no process of a site that runs takes them for dead. ``move`` lets
+everything go on by one step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 from django.db import connection
@@ -12,9 +15,11 @@ from django.utils import timezone
 
 from pipeline.models import Job
 from streams import registry
+from streams.db import driver
 from streams.models import Instance, Reader, StreamPosition
+from tests.support.writing import session
 
-__all__ = ["READERS", "STREAMS", "WRITERS", "fill", "move"]
+__all__ = ["READERS", "STREAMS", "WRITERS", "living", "move"]
 
 WRITERS, STREAMS, READERS = 20, 12, 50
 _FACTS = 3_000
@@ -25,10 +30,21 @@ def _names() -> list[str]:
     return ["caches", *[name for name in registry.names() if name != "caches"]][:STREAMS]
 
 
-def fill(writers: int = WRITERS, readers: int = READERS) -> None:
+@contextmanager
+def living(writers: int = WRITERS, readers: int = READERS) -> Iterator[None]:
     """Twelve streams with so many writers each, so many readers of all of them, in all states, and a few jobs."""
-    alive = timezone.now() + timedelta(hours=6)
-    names, who = _names(), [f"web-{number}" for number in range(1, writers + 1)]
+    who = [f"web-{number}" for number in range(1, writers + 1)]
+    # Without these locks a site finds the writers silent, proves them dead and retires them. It locks the rows of a writer one
+    # after the other, and ``move`` all rows in another order: one of the two ended in a deadlock.
+    with session() as held:
+        for name in who:
+            held.execute("SELECT pg_advisory_lock(%s)", [driver.writer_key(held, name)])
+        _fill(who, readers)
+        yield
+
+
+def _fill(who: list[str], readers: int) -> None:
+    writers, names, alive = len(who), _names(), timezone.now() + timedelta(hours=6)
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO streams_cacheinvalidation (stream_id, instance_name, received_at, cache_name, keys) SELECT n, "
