@@ -30,9 +30,14 @@ _EVENTS_KEPT = 20_000
 _ENTRIES_KEPT = 500_000
 _RESOLVED_KEPT = 20_000
 
+_Changed = tuple[int, Mapping[StateKey, "str | None"]]
 _events: SharedCache[object, ParsedEvent] = SharedCache(_EVENTS_KEPT)
 _states: SharedCache[object, Mapping[StateKey, str]] = SharedCache(_ENTRIES_KEPT, len)
-_resolved: SharedCache[object, int] = SharedCache(_RESOLVED_KEPT)
+#: Groups -> the ID of the stored group that they resolve to. Or the ID of one of them, and the changes from it to their
+#: resolution: no event has that state, so no group of it is stored.
+_resolved: SharedCache[object, int | _Changed] = SharedCache(
+    _RESOLVED_KEPT, lambda found: 1 if isinstance(found, int) else 1 + len(found[1])
+)
 
 
 def clear_caches() -> None:
@@ -303,14 +308,18 @@ class StoredRoom:
         return Stored(self.events, create, self.builder, self.after, self._prepare, self._recall, self.resolved)
 
     def _recall(self, groups: frozenset[int]) -> int | None:
-        """Returns the number of the stored group that these groups resolved to before, or null.
+        """Returns the number of the group that these groups resolved to before, or null.
 
-        Events above one merge share that group, in whatever batch they arrive.
+        Events above one merge share that group, in whatever batch they arrive. With several forward extremities, each batch
+        begins with the current state that the one before ended with.
         """
         if not groups <= self.ids.keys():
             return None
         # The cache is filled before the commit. If that transaction was rolled back, the query below does not find its group.
         group = _resolved.get((self.events.kept_under, frozenset(self.ids[number] for number in groups)))
+        if isinstance(group, tuple):
+            base, changes = group
+            return self.builder.add(self._numbers[base], changes) if base in self._numbers else None
         if group is None or group in self._numbers:
             return None if group is None else self._numbers[group]
         with connections[self.using].cursor() as cursor:
@@ -321,8 +330,14 @@ class StoredRoom:
     def keep_resolved(self, ids: Mapping[int, int]) -> None:
         """Caches what groups resolved to in this batch. ``ids`` has the IDs of stored and new groups by number."""
         for groups, outcome in self.resolved.items():
-            if outcome in ids and groups <= ids.keys():
-                _resolved.put((self.events.kept_under, frozenset(ids[number] for number in groups)), ids[outcome])
+            if not groups <= ids.keys():
+                continue
+            key = self.events.kept_under, frozenset(ids[number] for number in groups)
+            base, changes = self.builder.step(outcome)
+            if outcome in ids:
+                _resolved.put(key, ids[outcome])
+            elif base in groups:
+                _resolved.put(key, (ids[base], changes))
 
     def _prepare(self, states: Sequence[Mapping[StateKey, str]]) -> None:
         """Loads the events of states that are going to be resolved, and their auth chains, together."""

@@ -70,10 +70,5 @@ def _is_agreed(graph: AuthGraph, agreed: _Agreed) -> Callable[[str], bool]:
 
 
 def _changes(builder: GroupBuilder, group: int, answer: Mapping[StateKey, str | None]) -> Changes:
-    """Returns the changes to reach ``answer``: entries put, then entries removed, each in the order of keys.
-
-    Full states are compared in that order too, so both ways write equal rows.
-    """
-    found = {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}
-    put = sorted((key, event_id) for key, event_id in found.items() if event_id is not None)
-    return {**dict(put), **dict.fromkeys(sorted(key for key, event_id in found.items() if event_id is None))}
+    """Returns the changes to reach ``answer``."""
+    return {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}

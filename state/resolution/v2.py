@@ -11,8 +11,7 @@ the part of the auth graph that is as recent as the oldest candidate (``state.re
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from functools import reduce
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from state.groups.deltas import StateKey
@@ -62,9 +61,13 @@ def settle(
 
 def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
     """Returns the entries that all states share, and for each state its other events."""
-    first: Set[tuple[StateKey, str]] = maps[0].items()
-    agreed = dict(reduce(lambda common, state: common & state.items(), maps[1:], first))
-    return agreed, [{event_id for _, event_id in state.items() - agreed.items()} for state in maps]
+    first, *others = maps
+    apart: set[StateKey] = set()
+    for state in others:
+        apart.update(key for key, event_id in state.items() if first.get(key) != event_id)
+        apart.update(key for key in first if key not in state)
+    agreed = {key: event_id for key, event_id in first.items() if key not in apart}
+    return agreed, [{state[key] for key in apart if key in state} for state in maps]
 
 
 def _is_power_event(event: AuthEvent) -> bool:

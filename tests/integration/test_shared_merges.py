@@ -3,11 +3,13 @@
 import pytest
 from django.db import transaction
 
+from events.integrity.repair import check_room
 from events.models import Event
 from events.reading.timeline import state_at
+from events.room import state_assignment
 from state.models import StateGroup
 from tests.support.made_rooms import ALICE, MadeRoom
-from tests.support.persisted_rooms import persist_all
+from tests.support.persisted_rooms import current_state, persist_all, replayed_state
 from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,6 +27,33 @@ def test_events_above_one_merge_share_its_state_whatever_batch_they_come_in():
     assert groups[above[2].event_id] == merged
     assert StateGroup.objects.get(pk=groups[above[1].event_id]).prev_group == merged
     assert StateGroup.objects.count() == len(room_history(made.events).groups)
+
+
+@pytest.mark.parametrize("leaves", [3, 60])  # the current state is followed on the way, or worked out at the end
+def test_forward_extremities_are_resolved_once_and_not_again_by_the_next_batch(leaves, monkeypatch):
+    made = MadeRoom(ruled=True)
+    made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
+    base = made.events[-1]
+    forks = [made.state("m.room.test", f"{number}", {"n": number}, prev=[base]) for number in range(leaves + 3)]
+    persist_all(made.events[:-3], 100)
+    resolved, real = [], state_assignment.resolve
+
+    def resolve(rules, graph, maps):
+        resolved.append(len(maps))
+        return real(rules, graph, maps)
+
+    monkeypatch.setattr(state_assignment, "resolve", resolve)
+    for number in range(3):
+        persist_all([forks[leaves + number]])
+        assert current_state(made.room_id) == replayed_state(made.room_id)
+    assert resolved == [leaves + 1, leaves + 2, leaves + 3], "never those that the batch before has resolved"
+    expected = {**state_at(base.event_id).after, **{("m.room.test", e.state_key): e.event_id for e in forks}}
+    assert current_state(made.room_id) == expected
+    if len(forks) <= 20:  # an event names no more
+        merge = made.message(prev=forks)
+        persist_all([merge])
+        assert state_at(merge.event_id).after == expected and len(resolved) == 3
+    assert check_room(made.room_id).clean
 
 
 def test_what_was_resolved_in_a_transaction_that_failed_is_not_built_on():
