@@ -47,6 +47,7 @@ from streams.errors import (
 )
 from streams.reading.position_notifications import CHANNEL
 from streams.reading.rows import stored_positions
+from streams.reading.watcher import watcher_of
 from streams.runtime.logs import get_logger
 from streams.runtime.masking import masked_command
 from streams.runtime.version import program_version
@@ -56,7 +57,7 @@ from streams.writing.in_doubt import InDoubt
 from streams.writing.new_life import begin_generation
 from streams.writing.transaction import OpenTransaction
 
-__all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess", "when_moved"]
+__all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess"]
 
 log = get_logger(__name__)
 
@@ -66,10 +67,6 @@ log = get_logger(__name__)
 _ANNOUNCEMENTS_WAIT_LESS = """
 SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE 'off' END, false)
 """
-
-
-#: Called with the database alias when facts of this process are complete, in the thread that learned it. Must be quick.
-when_moved: set[Callable[[str], None]] = set()
 
 
 class Condition(StrEnum):
@@ -396,8 +393,8 @@ class WriterProcess:
     def announce_soon(self) -> None:
         """Has the control loop store and announce risen positions, together with others that rise meanwhile."""
         self._background.wake()
-        for call in list(when_moved):  # a copy: another thread may add the callback of its first waiter
-            call(self.using)
+        if (watcher := watcher_of(self.using)) is not None:
+            watcher.own_moved()
 
     def watch(self, transaction: OpenTransaction) -> None:
         """Has the control loop watch an open transaction until its end is known."""
