@@ -93,7 +93,9 @@ def _wrong_writers(expected: Any) -> Iterator[str]:
     wrong = list(wrong_expectations(expected))
     yield from wrong
     if not wrong and (unknown := sorted(set(expected) - set(registry.names()))):
-        text = f"REPLSITE_EXPECTED_WRITERS names {', '.join(unknown)}, no stream: nobody would ever be missed there."
+        text = (
+            f"REPLSITE_EXPECTED_WRITERS names {', '.join(unknown)}, no stream: no writer could ever be missing there."
+        )
         yield f"{text} There are: {', '.join(registry.names())}."
 
 

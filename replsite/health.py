@@ -25,7 +25,7 @@ from replsite.snapshot.types import Snapshot
 from replsite.status.verdicts import HealthWord, Severity
 from streams.conf import stream_settings
 from streams.db import driver
-from streams.replication.server.broadcaster import silent_seconds
+from streams.replication.server.broadcaster import redis_trouble, silent_seconds
 
 __all__ = ["Part", "Report", "not_answering", "ready", "summary"]
 
@@ -84,7 +84,7 @@ def _notifications() -> Part:
         with connections[stream_settings().database].cursor() as cursor:
             usage = driver.notify_queue_usage(cursor)
     except Error as error:
-        return Part("notifications", False, f"Their queue cannot be looked at ({str(error).strip()}).")
+        return Part("notifications", False, f"Their queue cannot be read ({str(error).strip()}).")
     sentence = f"The server's queue of notifications is {usage:.0%} full".replace("%", " %")
     if usage < QUEUE_SHARE:
         return Part("notifications", True, f"{sentence}.")
@@ -137,10 +137,20 @@ def _broadcaster() -> list[Part]:
     return [Part("broadcaster", True, "It looks for facts.")]
 
 
+def _redis() -> list[Part]:
+    """Checks that our lines are published on Redis. Returns an empty list if this process was not told to."""
+    trouble = redis_trouble()
+    if trouble is None:
+        return []
+    if trouble:
+        return [Part("redis", False, f"Followers on Redis get no facts: {trouble}.", "silent")]
+    return [Part("redis", True, "This server publishes, or another one does.")]
+
+
 def not_answering(seconds: float) -> Report:
     """Returns the report for parts that did not answer in time."""
     sentence = (
-        f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does somebody hold a lock on its "
+        f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does a session hold a lock on its "
         "tables?"
     )
     return _report([Part("database", False, sentence, "no answer")], "")
@@ -173,7 +183,7 @@ def ready(get: Callable[[], Snapshot] = SHARED.get) -> Report:
 def summary(get: Callable[[], Snapshot] = SHARED.get) -> Report:
     """Returns a report on this process, and on the streams, writers and readers of the cluster."""
     parts, snapshot = _ready(get)
-    parts += [_disk(), *([_notifications()] if parts[0].well else [])]
+    parts += [_disk(), *([_notifications()] if parts[0].well else []), *_redis()]
     if snapshot is None:
         return _report(parts, "")
     for problem in snapshot.health.problems:

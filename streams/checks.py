@@ -120,7 +120,7 @@ def check_wire_settings(app_configs: Sequence[AppConfig] | None, **kwargs: Any) 
     try:
         version_of(conf.redis_synapse_version)
     except ValueError as error:
-        hint = "1.43 is the version of our own rows; docs/how-to/follow-a-real-synapse.md says what others get."
+        hint = "1.43 is the version of our own rows; docs/how-to/follow-a-real-synapse.md has what others get."
         found.append(Error(f"REPLSITE_REDIS_SYNAPSE_VERSION: {error}.", hint=hint, id="streams.E018"))
     return [*found, *_check_tls_files(conf), *_check_retention(conf)]
 

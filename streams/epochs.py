@@ -90,7 +90,7 @@ def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | Non
     if then.system_identifier != now.system_identifier:
         return f"restored into another cluster ({then.system_identifier} -> {now.system_identifier})"
     if (then.database_oid, then.table_oid) != (now.database_oid, now.table_oid):
-        return "restored into the same cluster (database or table made anew)"
+        return "restored into the same cluster (database or table recreated)"
     if then.timeline != now.timeline and not failover_keeps:
         return f"recovered or promoted (timeline {then.timeline} -> {now.timeline})"
     return None
@@ -180,10 +180,10 @@ def check_epoch(cursor: Any, kept: str, what: str) -> str:
         return now
     cursor.execute("SELECT began_at, reason FROM streams_epoch WHERE word = %s", [now])
     row = cursor.fetchone()
-    since = f"since {row[0]:%Y-%m-%d %H:%M:%S}, {row[1]}" if row else "it was made anew"
+    since = f"since {row[0]:%Y-%m-%d %H:%M:%S}, {row[1]}" if row else "it was recreated"
     raise EpochChanged(
         f"{what} is of epoch {kept[:40]}, but the database is in epoch {now} ({since}). Facts that it covers may be gone, and "
-        f"others may stand under their IDs. Read the stream anew: resync reader NAME --from TOKEN, or take a new token."
+        f"their IDs may have other facts. Start again: resync reader NAME --from TOKEN, or take a new token."
     )
 
 
@@ -196,5 +196,5 @@ def unstamp(text: str) -> tuple[str, str]:
     """Splits a stored token into (token, epoch). The epoch is empty if the token has none. Raises ``TokenError``."""
     token, mark, word = text.partition(_MARK)
     if mark and not (word.isalnum() and word.isascii() and len(word) <= 40):
-        raise TokenError(f"Token {text[:100]!r} cannot be read: what stands behind {_MARK} is no epoch.")
+        raise TokenError(f"Token {text[:100]!r} cannot be read: the part after {_MARK} is no epoch.")
     return token, word

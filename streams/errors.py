@@ -112,7 +112,7 @@ class WriterNameTaken(WriterError):
 
 
 class WriterBusy(WriterError):
-    """A transaction of an earlier process with this name is still open."""
+    """A transaction of an earlier process with this name is still open, or another session holds the start lock of a stream."""
 
 
 class WriterDraining(WriterError):
@@ -176,7 +176,7 @@ class SequenceBehind(StreamError):
 
 
 class SequenceBusy(StreamError):
-    """Open transactions took IDs from a sequence that is to be moved far forward."""
+    """Open transactions took IDs from a sequence that is to be moved far forward, or another session holds its lock."""
 
 
 class WaitTimedOut(StreamError, TimeoutError):

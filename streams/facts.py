@@ -73,7 +73,7 @@ Fact._meta.base_manager_name = "objects"
 
 _APPEND = "Append it through its stream, in the transaction that it belongs to: registry.stream_of({model}).append({model}(...))."
 _CHANGE = (
-    "A fact never changes, because readers may have read it: append another one that says what is true now, "
+    "A fact never changes, because readers may have read it: append another one with the present state, "
     "registry.stream_of({model}).append({model}(...))."
 )
 _TRIM = "Facts stay until their stream is trimmed: manage.py purge stream {stream} --keep 30d."

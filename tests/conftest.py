@@ -34,8 +34,9 @@ from tests.support import session as test_session
 from tests.support.effort import load_profiles
 from tests.support.emptying import empty_tables
 from tests.support.left_open import LeftOpen
+from tests.support.static_files import list_static_files_once
 from tests.support.waiting import wait_until as wait_until_function
-from tests.support.warm_start import WARM, cold_start
+from tests.support.warm_start import WARM, close_all, cold_start
 
 gc.disable()  # until all tests are collected; what is imported stays
 SESSION_FOLDER = test_session.enter()
@@ -44,6 +45,7 @@ assert settings.SECRET_KEY  # loads the settings now, in the environment of the 
 #: Half a second for each user that logs in; other processes read the number from the hash.
 PBKDF2PasswordHasher.iterations = 1
 load_profiles()
+list_static_files_once()
 LEFT_OPEN = LeftOpen()
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true", "yes")
@@ -150,7 +152,7 @@ def _skip_fails(report: Any) -> Any:
 def _nothing_left_behind() -> Iterator[None]:
     """Set up first, so torn down last: after every fixture that owns a process or a file."""
     yield
-    WARM.close()
+    close_all()
     processes, files = test_session.left_behind()
     assert not processes, f"processes left behind by the tests: {processes}"
     assert not files, f"temporary files left behind by the tests: {files}"

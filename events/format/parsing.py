@@ -340,7 +340,7 @@ def _bare_version(event: Mapping[str, Any], versions: Mapping[str, str]) -> str:
             return "12"
     raise EventRefused(
         Reason.UNKNOWN_ROOM_VERSION,
-        f"nothing tells the version of room {room_id!r}: wrap the event with its room_version, or add the create event",
+        f"the version is not known of room {room_id!r}: wrap the event with its room_version, or add the create event",
     )
 
 

@@ -5,8 +5,9 @@ chunk of events at a time (``events.history.chunked_walk``). The size of a chunk
 in events, edges and state changes, except for state resolution, which runs once for each set of groups.
 
 First the state at every event is computed in causal order (``events.room.state_assignment``). Then the events *arrive* in
-the given order, which decides forward extremities, current state and soft failures. If a prev event is missing, the state
-is unknown: the event and those above it are marked ``state_unresolved`` and counted.
+the given order, except that an event waits for its prev events. This decides forward extremities, current state and soft
+failures. Ranges follow the given order without waiting. If a prev event is missing, the state is unknown: the event and
+those above it are marked ``state_unresolved`` and counted.
 
 Positions are indexes into the given events, and state groups are numbers from 0. The caller maps both to reserved IDs,
 ascending.
@@ -195,9 +196,23 @@ class RoomHistory:
         current = arrivals.finish()
         if known is not None:
             self._note_change(self._last_live(OUTLIER), known, current)
+        if live and not walk.in_order:
+            self._walk_line(limit)
         if (last := self._last_live(ACCEPTED)) >= 0:  # whoever goes on with the room begins with this line
             self._line[last] = -1 if current is None else current
         return current
+
+    def _walk_line(self, limit: int) -> None:
+        """Walks the line again in the given order, where no event waits for its prev events: a rebuild does the same."""
+        walk, flags = self._walk, self._flags
+        leaves = ForwardExtremities[int](reached=NumberSet(limit), find=self._looked_through, live=True)
+        arrivals = ExtremityTracker(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
+        for number, flag in enumerate(flags):
+            if flag & (OUTLIER | BACKFILLED):
+                continue
+            if flag & ACCEPTED or not arrivals.take_on_leaves(number, walk.prevs.of(number)):
+                arrivals.take(self._arriving(number))
+            self._line[number] = -1 if arrivals.current is None else arrivals.current
 
     def _take(self, arrivals: ExtremityTracker[int], number: int) -> None:
         """Adds a live event."""

@@ -116,7 +116,7 @@ def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
     if _is_cut_off(rows, should) and not _tell_the_same(rows, should, should.ranges):
         report.doubt("who sees what differs, but it follows from events that were purged")
     for event_id in should.states.differing:
-        report.doubt(f"{event_id}: its state differs from that of its prev events; it may have been told with it")
+        report.doubt(f"{event_id}: its state differs from that of its prev events; the event may have come with it")
     return report
 
 

@@ -88,6 +88,8 @@ class RoomCompaction:
         self.events = 0
         """Events that have a state."""
         self.moved = 0
+        self.finished = True
+        """False after ``carry_out`` if events still have old groups, which were stored with them meanwhile."""
         self._new = Compression()
         self._ids: dict[int, int] = {}
         """The builder's number of a new group -> its ID, once it is stored."""
@@ -107,20 +109,23 @@ class RoomCompaction:
     def carry_out(self) -> Iterator[int]:
         """Writes the new groups, moves the events, and deletes the old groups.
 
-        Yields the number of events moved so far after every transaction. Raises ``CompressionWentWrong``. After that, and
-        after a stop, ``clean_up`` deletes new groups that no event has.
+        Yields the number of events moved so far after every transaction. Sets ``finished``: after ``_MOST_PASSES`` passes
+        some old groups may still be in use. Raises ``CompressionWentWrong``. After that, and after a stop, ``clean_up``
+        deletes new groups that no event has.
         """
-        for _ in range(_MOST_PASSES):
+        for number in range(_MOST_PASSES):
+            if number:
+                # A moves the last events and finds none left. B stores an event with an old group and commits. A's
+                # ``clean_up`` keeps that group, so A plans again.
+                self._read_all()
             for _ in self._pass():
                 yield self.moved
             old = sorted(self._new.numbers)
             for _ in self.clean_up():
                 yield self.moved
-            if not self._are_here(old):
+            self.finished = not self._are_here(old)
+            if self.finished:
                 return
-            # A moves the last events and finds none left. B stores an event with an old group and commits. A's
-            # ``clean_up`` keeps that group, so A plans again.
-            self._read_all()
 
     def _pass(self) -> Iterator[None]:
         """Writes new groups and moves events, until no event has an old group and no needed group is built on one.
@@ -277,7 +282,8 @@ class RoomCompaction:
                 cursor.execute(_HERE, [sorted(set(news))])
                 if len(cursor.fetchall()) != len(set(news)):
                     raise CompressionWentWrong(
-                        f"{self.room_id}: somebody deleted new state groups before events had them. Run compress_state again."
+                        f"{self.room_id}: another session deleted new state groups before events referred to them. "
+                        "Run compress_state again."
                     )
                 cursor.execute(_MOVE, names)
                 moved = cursor.rowcount

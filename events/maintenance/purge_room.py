@@ -28,6 +28,7 @@ from events.models.purged_rooms import PurgedRoom
 from streams import registry
 from streams.caching import invalidate_room_state
 from streams.conf import stream_settings
+from streams.db.consistent_read import read_only_snapshot
 from streams.models import CacheInvalidation
 
 __all__ = ["RoomPurge", "RoomPurged", "is_purging", "unblock_room"]
@@ -120,8 +121,8 @@ class RoomPurge:
 
     def figures(self) -> dict[str, int]:
         """Returns the number of rows to delete, by table. Empty tables are left out, except for that of events."""
-        found = room_figures(self.room_id, self._using)
-        with connections[self._using].cursor() as cursor:
+        with read_only_snapshot(self._using, is_long=True) as cursor:
+            found = room_figures(self.room_id, self._using)
             for table in (*sorted(_OWN - found.keys()), *_other_tables()):
                 cursor.execute(_COUNT_OTHER.format(table=table), [self.room_id])
                 found[table] = cursor.fetchone()[0]

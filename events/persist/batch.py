@@ -54,7 +54,8 @@ class Incoming:
 
     ``state_before`` has the IDs of the events that make up the room's state before the event, as given from outside. It
     is used where prev events, or their states, are not here. These events are stored, or are in the same batch, normally
-    as outliers. A stored event without a known state gets one if it arrives again with ``state_before``.
+    as outliers. Entries whose auth chain is not here, or does not allow them, do not count. A stored event without a known
+    state gets one if it arrives again with ``state_before``.
     """
 
     json: bytes
@@ -127,7 +128,7 @@ def persist(
     """
     if (verifier is None) is not verified:
         raise SignaturesUnchecked(
-            "Say who checks the signatures of these events: verifier=KEYS, a callable that tells the keys of a server "
+            "State who checks the signatures of these events: verifier=KEYS, a callable that returns the keys of a server "
             "(events.room.verification), or verified=True where they are checked, or were made here; not both."
         )
     alias = using or stream_settings().database
@@ -148,11 +149,11 @@ def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[byt
     """Returns the batch that stores ``event`` on top of the given state.
 
     ``state`` and ``auth_chain`` hold the exact bytes of events. Unreadable ones stay in the batch, so that ``persist``
-    refuses them with a reason, but they are no part of the state. Raises ``ValueError`` if ``event.room_version`` is
-    missing.
+    refuses them with a reason, but they are no part of the state. Entries count only with their whole ``auth_chain``, as
+    far as it is not stored. Raises ``ValueError`` if ``event.room_version`` is missing.
     """
     if event.room_version is None:
-        raise ValueError("The room version has to be told: nothing else tells how to read the state.")
+        raise ValueError("Give the room version: how to read the state depends on it.")
     version = event.room_version
     texts = list(state)
     known = [event_id for text in texts if (event_id := _event_id(text, version)) is not None]
@@ -320,7 +321,7 @@ def _parsed(incoming: Incoming, event: dict[str, Any], versions: dict[str, str])
                 incoming.json, event, version, incoming.event_id
             )  # raises first if the event has another defect
             detail = (
-                "the create event does not fit its hash, or is not of the room's server: tell the room_version with it"
+                "the create event does not fit its hash, or is not of the room's server: give the room_version with it"
             )
             raise EventRefused(Reason.UNKNOWN_ROOM_VERSION, detail)
     parsed = parse_event(incoming.json, event, version, incoming.event_id)

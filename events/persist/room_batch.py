@@ -32,7 +32,7 @@ from events.visibility.rule import known_visibility
 from events.visibility.viewer import HISTORY_VISIBILITY, history_visibility, membership
 from state.groups.deltas import StateKey
 from state.rules.auth_selection import CREATE, POWER_LEVELS
-from state.rules.room_versions import Resolution, room_version
+from state.rules.room_versions import room_version
 
 __all__ = ["MOST_FILLED", "Filled", "RoomBatch", "RoomChanges"]
 
@@ -199,22 +199,13 @@ class RoomBatch:
         states.given.update(given)
         self._note_redacted(states, self._batch)
         if given:
+            batch_ids = {event.event_id for event in self._batch}
+            named = {event_id for state in given.values() for event_id in state.values()}
+            named |= {other for event in self._batch for other in event.auth_event_ids}
+            states.unplaced = batch_ids | self.stored.without_state(named - batch_ids)
             groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
             states.bases = sorted(groups)[-_BASES:]
-        self._guard(states)
         return states
-
-    def _guard(self, states: RoomStates) -> None:
-        """Adds the current state to event auth in room version 1, where senders of given states could cheat with depths.
-
-        State resolution prefers the entry of least depth there, and senders choose depths. Without this, an entry of a
-        given state whose auth events are withheld would win over the stored one.
-        """
-        if states.version.resolution is not Resolution.V1 or not any(event.outlier for event in self._batch):
-            return
-        current = states.merged(self.stored.after.get(leaf) for leaf in self.stored.leaves)
-        if current is not None:
-            states.judge.known = states.state(current)
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
         """Looks up which power levels and third-party invites that event auth uses for these events are redacted."""
@@ -267,15 +258,14 @@ class RoomBatch:
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
         """Refuses live events without their prev events, and puts the batch into causal order.
 
-        A backfilled event may have gaps below it.
+        A backfilled event may have gaps below it, but only a create event has no prev events at all.
         """
         order, left = causal_order(self._batch)
         inside: set[str] = set()
         kept = []
         for number in (*order, *left):
             event = self._batch[number]
-            placed = event.outlier or event.backfilled or event.event_id in given or number in left
-            reason = None if placed else self._no_place(event, inside)
+            reason = None if event.outlier or number in left else self._no_place(event, inside, given)
             if reason is not None:
                 self.changes.refused.append((event, reason))
                 continue
@@ -284,11 +274,13 @@ class RoomBatch:
                 inside.add(event.event_id)
         self._batch = kept
 
-    def _no_place(self, event: ParsedEvent, inside: set[str]) -> EventRefused | None:
+    def _no_place(self, event: ParsedEvent, inside: set[str], given: Collection[str]) -> EventRefused | None:
         if not event.prev_event_ids:
             if event.type == "m.room.create":
                 return None
             return EventRefused(Reason.NO_PREV_EVENTS, "only a create event may stand on nothing")
+        if event.backfilled or event.event_id in given:  # these may stand above a gap
+            return None
         missing = [prev for prev in event.prev_event_ids if prev not in inside and not self.stored.in_graph(prev)]
         if missing:
             shown = ", ".join(missing[:3])
@@ -324,7 +316,7 @@ class RoomBatch:
         for event in self._batch:
             below = gone.intersection(event.prev_event_ids)
             if below and self._is_live(event) and event.event_id not in self.states.given:
-                detail = f"{min(below)} was refused, and nothing stands on it"
+                detail = f"{min(below)} was refused, and nothing may build on it"
                 above.append((event, EventRefused(Reason.MISSING_PREV_EVENTS, detail)))
                 gone.add(event.event_id)
         return above
@@ -346,8 +338,10 @@ class RoomBatch:
     ) -> list[Step]:
         """Numbers the events: backfilled, live, outliers. Returns the steps of accepted live events."""
         changes, states = self.changes, self.states
-        # A filled event may be reached by live events now, so the stored forward extremities have to be checked again.
-        freed = () if self.freed is None and changes.filled.events else self.freed
+        # A filled event may be reached by live events now, and so may another prev event of an event above the batch: its
+        # given state may be that of both together. So the stored forward extremities have to be checked again.
+        again = changes.filled.events or self._is_below_a_merge()
+        freed = () if self.freed is None and again else self.freed
         leaves = self.stored.leaves_below([*old, *live], states, changes.filled.rejected, freed)
         arrivals = EventExtremityTracker(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
         known = arrivals.current if not self._row.current_state_unresolved else None
@@ -372,6 +366,12 @@ class RoomBatch:
         changes.events += outliers
         self._finish(arrivals, known, steps, len(live))
         return steps
+
+    def _is_below_a_merge(self) -> bool:
+        """Returns true if a stored event builds on an event of the batch and on others."""
+        above = {event_id for _, event_id in self._reading.above}
+        self.stored.events.load(above)
+        return any(len(self.stored.events[event_id].prev_event_ids) > 1 for event_id in above)
 
     def _finish(self, arrivals: EventExtremityTracker, known: int | None, steps: list[Step], live: int) -> None:
         """Determines the current state and the forward extremities after all events. ``live`` is the number of live events."""
@@ -426,8 +426,8 @@ class RoomBatch:
         """Computes the ranges of live events. Ranges of backfilled events are written later, when their positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
         # Ranges can only be continued at the end of the line. All are recomputed if something changed below it: filled live
-        # events, a changed current state without an accepted live event, or a new live event below stored ones.
-        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest) or self._fills_live()
+        # events, or the current state without an accepted live event.
+        moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
             changes.visibility_unresolved = True
@@ -452,12 +452,6 @@ class RoomBatch:
         if event_id not in self.stored.after:
             self.stored.adopt_after([event_id])
         return self.stored.after[event_id]
-
-    def _fills_live(self) -> bool:
-        """Returns true if stored live events build on a live event of the batch, which comes before them on the line."""
-        live = {event.event_id for event in self.changes.events if self._is_live(event)}
-        above = [event_id for prev, event_id in self._reading.above if prev in live]
-        return bool(above) and bool(self.stored.live_ones(above))
 
     def _stored_ranges(self, group: int | None) -> StoredRanges:
         """Returns the end of the stored ranges.
@@ -544,9 +538,9 @@ class RoomBatch:
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
     """Returns the given state as a map.
 
-    ``events`` has stored events and those of the batch. The map may contain rejected events: ``RoomStates`` leaves them
-    out once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this is not a state of the event's
-    room.
+    ``events`` has stored events and those of the batch. The map may contain rejected events, and some without their auth
+    chains: ``RoomStates`` leaves them out once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this
+    is not a state of the event's room.
     """
     found: dict[StateKey, str] = {}
     for event_id in dict.fromkeys(named):

@@ -77,6 +77,16 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
+#: Those of these events, and of the events in their auth chains, whose own state is not known, with their auth events.
+_WITHOUT_STATE = """
+WITH RECURSIVE found AS (
+    SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND state_group IS NULL
+    UNION
+    SELECT e.event_id FROM found JOIN events_eventauth auth USING (event_id)
+    CROSS JOIN unnest(auth.auth_event_ids) AS named (id) JOIN events_event e ON e.event_id = named.id
+    WHERE e.state_group IS NULL
+) SELECT event_id, auth_event_ids FROM found LEFT JOIN events_eventauth USING (event_id)
+"""
 #: The edges above these events, and above transparent ones: is the event above accepted, is it live, and does it certainly
 #: reach the one below (``RoomStates.reached``).
 _EDGE = f"""
@@ -321,6 +331,17 @@ class StoredRoom:
             cursor.execute(_AUTH_CHAIN, [sorted(named)])
             named.update(row[0] for row in cursor.fetchall())
         self.events.load(sorted(named))
+
+    def without_state(self, event_ids: Collection[str]) -> set[str]:
+        """Returns the stored events without a known state among these and in their auth chains.
+
+        Loads them together, with their auth events.
+        """
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(_WITHOUT_STATE, [sorted(event_ids)])
+            found: dict[str, Sequence[str] | None] = dict(cursor.fetchall())
+        self.events.load(sorted({*found, *(other for named in found.values() for other in named or ())}))
+        return set(found)
 
     def live_ones(self, event_ids: Collection[str]) -> set[str]:
         """Returns those of these events that are stored as live events of the room."""

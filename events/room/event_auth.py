@@ -81,15 +81,13 @@ class EventAuthorizer:
         self._trusting = trusting
         self.redacted: set[str] = set()
         """Events of ``PRUNED_TYPES`` that are redacted by now."""
-        self.known: State | None = None
-        """The room's current state, where outliers are judged by it of which not all auth events are here."""
         self._asked: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
         """Returns why the event is rejected, or null. ``before`` is null if the state before the event is not known."""
         if event.rejection_given:
             return event.rejected_reason
-        if reason := self._by_auth_events(event):
+        if reason := self.by_auth_events(event):
             return f"{REFUSED_BY_AUTH_EVENTS}: {reason}"
         if before is not None and (reason := self._rules.refusal(event, self._as_it_is(before))):
             return f"{REFUSED_BY_STATE}: {reason}"
@@ -111,7 +109,7 @@ class EventAuthorizer:
     def _as_it_is(self, state: State) -> State:
         return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
 
-    def _by_auth_events(self, event: ParsedEvent) -> str | None:
+    def by_auth_events(self, event: ParsedEvent) -> str | None:
         """Returns why the listed auth events do not allow the event, or null, also if not all of them are known."""
         if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
@@ -147,11 +145,6 @@ class EventAuthorizer:
             event
         ):  # nobody but they can tell, and its sender need not have signed it
             return "not all of them are here, and the event is a third party's invite"
-        if (
-            event.outlier and self.known is not None and event.membership != "invite"
-        ):  # those come from rooms left long ago
-            reason = self._rules.refusal(event, self._as_it_is(self.known))
-            return f"not all of them are here, and by the current state {reason}" if reason is not None else None
         return None
 
 

@@ -8,7 +8,7 @@ the state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -118,6 +118,9 @@ class RoomStates:
         self.judge = EventAuthorizer(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
         self.given: dict[str, Mapping[StateKey, str]] = {}
         """States before events as told from outside: used where prev events, or their states, are not here."""
+        self.unplaced: Collection[str] = ()
+        """Where states are given: events of the batch, and stored ones that have no known state of their own."""
+        self._holding: dict[str, bool] = {}
         self.on_given: set[str] = set()
         """Events whose state before is the one that was given."""
         self.bases: Sequence[int] = ()
@@ -230,13 +233,42 @@ class RoomStates:
         a server could take the room back to an old state, by an event on a forward extremity and on one that it withholds.
         """
         known = self._after_prevs(event)
-        if known is not None or event.event_id not in self.given:
+        if known is not None or event.event_id not in self.given or not event.prev_event_ids:
             return known
-        given = self.given[event.event_id].items()
-        state = {key: entry for key, entry in given if self.events[entry].rejected_reason is None}
+        given = self.given[event.event_id]
+        self._weigh(given.values())
+        state = {key: entry for key, entry in given.items() if self._holding[entry]}
         self.on_given.add(event.event_id)
         told = self.builder.add_nearest({base: self.builder.expand(base) for base in self.bases}, state)
         return self.merged([told, *(self.after[prev] for prev in event.prev_event_ids if prev in self.after)])
+
+    def _weigh(self, entries: Iterable[str]) -> None:
+        """Notes in ``_holding`` which entries of a given state count, and which events of their auth chains.
+
+        These are accepted events whose own state is known, and events that are allowed by their auth events, if all of them
+        are here and count as well. Without this a server could keep auth events back, and make its user an admin of a room
+        that is joined through it.
+        """
+        stack = [(entry, False) for entry in entries]
+        while stack:
+            event_id, is_chain_weighed = stack.pop()
+            if is_chain_weighed:
+                self._holding[event_id] = self._is_allowed_by_what_holds(self.events[event_id])
+            elif event_id not in self._holding and (event := self.events.get(event_id)) is not None:
+                accepted, placed = event.rejected_reason is None, self._has_state(event_id)
+                self._holding[event_id] = accepted and placed  # false stays if the chain leads back to the event
+                if accepted and not placed:
+                    stack += ((event_id, True), *((other, False) for other in event.auth_event_ids))
+
+    def _is_allowed_by_what_holds(self, event: ParsedEvent) -> bool:
+        if event.type == "m.room.create":
+            return self.create is not None and event.event_id == self.create.event_id
+        # Judged once more, because an event that is stored may have come before its auth events.
+        here = all(self._holding.get(other, False) for other in event.auth_event_ids)
+        return here and self.judge.by_auth_events(event) is None
+
+    def _has_state(self, event_id: str) -> bool:
+        return event_id not in self.unplaced or event_id in self.after
 
     def _assign_create(self, event: ParsedEvent) -> None:
         if self.create is None or event.event_id != self.create.event_id:

@@ -44,7 +44,7 @@ class NewEvent:
 
 
 def _no_hash(event_id: str) -> str:
-    raise AssertionError(f"nobody told the reference hash of {event_id}")
+    raise AssertionError(f"the reference hash is not given of {event_id}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ def resync_user(user_id: str, using: str | None = None) -> int:
     from streams.models import CacheInvalidation  # noqa: PLC0415 - needs Django's apps to be loaded
 
     if not user_id or not can_be_stored(user_id):
-        raise InvalidQuery(f"{user_id!r:.60} is no user ID, so nobody's next answer can be a full one.")
+        raise InvalidQuery(f"{user_id!r:.60} is no user ID, so no next answer can be made a full one.")
     return registry.get(_CACHES).append(CacheInvalidation(cache_name=RESYNC_USER, keys=[user_id]), using=using)[0]
 
 

@@ -65,7 +65,7 @@ def read_token(text: object, using: str | None = None) -> SyncToken:
     token = SyncToken.parse(text, names)
     shown = f"Sync token {str(text)[:60]!r}"
     if not token.epoch:
-        raise TokenError(f"{shown} names no epoch, so it was not handed out here. Sync anew, without a token.")
+        raise TokenError(f"{shown} names no epoch, so it was not handed out here. Start a new sync, without a token.")
     with _cursor(using) as cursor:
         check_epoch(cursor, token.epoch, shown)
     return token

@@ -75,7 +75,7 @@ class SyncToken:
             )
         body, mark, epoch = text.partition("@")
         if mark and not _EPOCH.match(epoch):
-            raise TokenError(f"Sync token {text[:60]!r}… cannot be read: what stands behind @ is no epoch.")
+            raise TokenError(f"Sync token {text[:60]!r}… cannot be read: the part after @ is no epoch.")
         pieces = body.split(",")
         if len(pieces) > MOST_STREAMS:
             raise TokenError(f"Sync token {text[:60]!r}… has {len(pieces)} parts; at most {MOST_STREAMS} are read.")

@@ -163,7 +163,12 @@ class GraphRanges:
         return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
 
     def _lines(self) -> dict[str, int | None]:
-        """Returns for each live event the group of the current state when it had come in. An event waits for its prev events."""
+        """Returns for each live event the group of the current state when it had come in.
+
+        The order is that of positions, also where an event came before one that it builds on. Otherwise: A is on a message
+        that is not here, and is Bob's leave; the message comes, and then B on A. If A waited for the message, the line
+        would go back to Bob's membership at the message, and Bob's cut would begin only at B.
+        """
         by_id = {event.event_id: event for event in self._graph}
         last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
 
@@ -179,9 +184,10 @@ class GraphRanges:
             self._states, ForwardExtremities(find=find, live=last is not None, reaches=reaches)
         )
         found: dict[str, int | None] = {}
-        for event in _in_order([event for event in self._graph if not event.backfilled]):
-            arrivals.add(event)
-            found[event.event_id] = arrivals.current
+        for event in self._graph:
+            if not event.backfilled:
+                arrivals.add(event)
+                found[event.event_id] = arrivals.current
         if last is None:
             for event in _in_order([event for event in self._graph if event.backfilled]):
                 arrivals.add(event)

@@ -10,7 +10,7 @@ from typing import Protocol
 __all__ = ["REACHES", "RULES", "Explained", "answer_in_words", "reasons_in_words"]
 
 RULES = {
-    "always_included": "It is part of the current state, which is sent along whatever the rule says.",
+    "always_included": "It is part of the current state, which is sent in any case.",
     "own_membership": "It is the user's own membership, known without the room.",
     "own_leave": "It is the user's own leave, after a join or an invite.",
     "joined": "The user was joined at the event.",
@@ -34,7 +34,7 @@ REACHES = {
     "after_leave": "The user left the room before this event.",
     "forgotten": "The user has left the room and forgotten it.",
     "not_a_member": "The user is no member of the room, and it is not world readable now.",
-    "outlier": "Nobody gets at an event whose place in the graph is not known.",
+    "outlier": "No user reaches an event whose place in the graph is not known.",
     "unknown": "Who may read the room is not known: events below others are missing.",
 }
 """Stable word of how the user gets at the event -> what it means."""
@@ -70,7 +70,7 @@ def answer_in_words(found: Explained) -> str:
     if found.pruned:
         return "Shown in pruned form: the sender asked for erasure, and the user was not joined at the event."
     if found.redacted_by is not None:
-        return "Shown in pruned form: the event is redacted for everybody."
+        return "Shown in pruned form: the event is redacted for all users."
     return "Shown."
 
 

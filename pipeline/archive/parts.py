@@ -76,7 +76,7 @@ def write_part(cursor: Any, folder: str, part: ArchivePart) -> dict[str, Any]:
     rows, digest = cursor.fetchone() or (0, "")
     if digest_of(part.table, read_batches(path, part.table)) != (rows, digest):
         raise ArchiveDamaged(
-            f"{path} does not hold what the database has: the disk, or somebody, changed it. Nothing was deleted."
+            f"{path} does not hold what the database has: the disk, or another process, changed it. Nothing was deleted."
         )
     return asdict(ArchivedFile(part.name, part.table, rows, path.stat().st_size, file_sha256(path), digest))
 

@@ -26,7 +26,7 @@ class PurgeFeeds:
     """The maintenance command that deletes per-user feeds."""
 
     help = (
-        "Throw per-user feeds away, of everybody or of one user: readers ask the rooms until there are feeds again; no answer "
+        "Delete per-user feeds, of all users or of one user: readers ask the rooms until there are feeds again; no answer "
         "changes. The reader that writes them may be at work. Example: purge feeds --user @alice:example.org"
     )
 

@@ -35,6 +35,11 @@ FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS found (room_id, imported,
 ON CONFLICT (job_id, room_id) DO UPDATE
 SET imported = pipeline_importedroom.imported + EXCLUDED.imported, rejected = pipeline_importedroom.rejected + EXCLUDED.rejected
 """
+#: Existing rooms of the job that have events without state. A room that the job loaded itself has these counted already.
+_UNRESOLVED_ROOMS = """
+SELECT DISTINCT e.room_id FROM events_event e JOIN pipeline_importedroom i USING (room_id)
+WHERE i.job_id = %s AND i.unresolved = 0 AND e.state_unresolved ORDER BY e.room_id
+"""
 _NOTE_UNRESOLVED = """
 UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
     SELECT e.room_id, count(*) AS unresolved FROM events_event e JOIN {event} s USING (event_id)
@@ -52,30 +57,28 @@ def extend_rooms(run: JobRun) -> None:
     with connections[run.using].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM {known}".format(**names))
         total = int(cursor.fetchone()[0])
-        if not total:
-            return
-        touched: set[str] = set()
         server = stream_settings().server_name
-        unfinished: set[str] = set()
-        with run.stage("known rooms", total, "events") as count:
-            while rows := _next(cursor, names):
-                with transaction.atomic(using=run.using):
-                    # The batch's rows are deleted from the work in the same transaction. So a killed job repeats the batch
-                    # as a whole, or not at all.
-                    outcome = persist(
-                        [_incoming(row) for row in rows],
-                        run.using,
-                        verified=True,  # checked when the lines were parsed, or the sources are trusted
-                        history_of=server,
-                    )
-                    _note(cursor, run.id, names, rows, outcome)
-                unfinished.update(outcome.unfinished_rooms)
-                touched.update(stored.room_id for stored in outcome.stored)
-                count.add(len(rows))
-        # These rooms had more events above a filled gap than one batch resolves.
-        for room_id in sorted(unfinished):
+        if total:
+            with run.stage("known rooms", total, "events") as count:
+                while rows := _next(cursor, names):
+                    with transaction.atomic(using=run.using):
+                        # The batch's rows are deleted from the work in the same transaction. So a killed job repeats the batch
+                        # as a whole, or not at all.
+                        outcome = persist(
+                            [_incoming(row) for row in rows],
+                            run.using,
+                            verified=True,  # checked when the lines were parsed, or the sources are trusted
+                            history_of=server,
+                        )
+                        _note(cursor, run.id, names, rows, outcome)
+                    count.add(len(rows))
+        # More events may lie above a filled gap than one batch resolves. The tables name these rooms: A stores the last batch and
+        # is killed, and B resumes the job, which has no batch left.
+        cursor.execute(_UNRESOLVED_ROOMS, [run.id])
+        rooms = [room_id for (room_id,) in cursor.fetchall()]
+        for room_id in rooms:
             resolve_room(room_id, run.using)
-        cursor.execute(_NOTE_UNRESOLVED.format(**names), [sorted(touched), run.id])
+        cursor.execute(_NOTE_UNRESOLVED.format(**names), [rooms, run.id])
 
 
 def _next(cursor: Any, names: dict[str, str]) -> list[Any]:

@@ -63,7 +63,7 @@ class ImportKind(JobKind):
             check=_sources, in_form="files and folders below the import folder, one a line",
         ),
         Argument(
-            "as_history", Type.FLAG, "on the backward stream: never new to anybody",
+            "as_history", Type.FLAG, "on the backward stream: new to no user",
             in_form="on the backward stream, below everything that is there",
         ),
         Argument("resume", Type.FLAG, "continue the import of these that ended early", stored=False),

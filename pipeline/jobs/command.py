@@ -114,7 +114,7 @@ class JobSubject:
             return
         if sys.stdin is None or sys.stdin.closed or not sys.stdin.isatty():
             command.stderr.write(
-                "Deleting without a question, since standard input is no terminal; with --yes this is not said."
+                "Deleting without a question, because standard input is no terminal; --yes omits this line."
             )
             return
         foreseen = self.perform(command, {**checked, DRY_RUN: True}, {})

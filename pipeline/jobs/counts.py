@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import connections
 
+from pipeline.jobs.arguments import DRY_RUN
 from pipeline.models import Job
 from streams.replication.common.worker_sql import add_counts
 
@@ -19,8 +20,11 @@ KIND = "job rows"
 
 
 def count_rows(job: int, using: str) -> None:
-    """Adds the changes that a job has noted to the sums."""
-    kind, before, after = Job.objects.using(using).values_list("kind", "before", "after").get(pk=job)
+    """Adds the changes that a job has noted to the sums. A dry run has changed nothing."""
+    found = Job.objects.using(using).values_list("kind", "arguments", "before", "after")
+    kind, arguments, before, after = found.get(pk=job)
+    if arguments.get(DRY_RUN):
+        return
     changes = [
         {"kind": KIND, "name": f"{kind}|{table}|{action}", "total": rows}
         for table, action, rows in changed_rows(before or {}, after or {})

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from django.db import DataError, connections, transaction
-from django.db.models import F
+from django.db.models import Case, F, TextField, Value, When
 from django.db.models.functions import Now
 
 from pipeline.errors import UnknownJob, UnusableArguments
@@ -33,7 +33,6 @@ __all__ = [
     "claim_abandoned_jobs",
     "claim_resumable_job",
     "close_killed",
-    "end_cancelled_job",
     "end_run",
     "hold_lock",
     "killed_jobs",
@@ -44,11 +43,12 @@ __all__ = [
 _KEY = marked_lock("'replsite.job:' || %s::text")
 _LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY})"
-#: Cancels a job that waits. Of a running one only the request is stored.
+_LOCK_UNTIL_COMMIT = f"SELECT pg_try_advisory_xact_lock({_KEY})"
+#: Cancels a job that no process works on: it waits, or it was killed (``free``). Of a job at work only the request is stored.
 _ASK_TO_END = """
 UPDATE pipeline_job SET cancel_asked_by = %(by)s, updated_at = clock_timestamp(),
-    state = CASE WHEN state = 'queued' THEN 'cancelled' ELSE state END,
-    finished_at = CASE WHEN state = 'queued' THEN clock_timestamp() END
+    state = CASE WHEN state = 'queued' OR %(free)s THEN 'cancelled' ELSE state END,
+    finished_at = CASE WHEN state = 'queued' OR %(free)s THEN clock_timestamp() END
 WHERE id = %(job)s AND state IN ('queued', 'running') RETURNING state
 """
 
@@ -124,13 +124,20 @@ def claim_resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], 
     """Takes over the newest job of this kind that ended early with exactly these arguments.
 
     Returns the job, whose lock this process then holds, or null if there is none. A job ended early if it failed or was
-    killed.
+    killed. A request to cancel the earlier run does not hold for this one.
     """
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
-    for job in ended.filter(state__in=[JobState.RUNNING, JobState.FAILED]).order_by("-pk"):
+    ended = ended.filter(state__in=[JobState.RUNNING, JobState.FAILED])
+    for job in ended.order_by("-pk"):
         if lock.take(job.pk):
-            kept = Job.objects.using(using).filter(pk=job.pk).update(error="", finished_at=None, **at_work_here())
-            if kept:  # otherwise the row was removed before the lock was taken, because the job is old
+            # A lists the job and takes its lock, B asks to cancel it and finds it at work. So A clears only the request that it
+            # has listed, and ends at its next step.
+            asked = Case(
+                When(cancel_asked_by=job.cancel_asked_by, then=Value("", TextField())), default=F("cancel_asked_by")
+            )
+            values = {"error": "", "finished_at": None, "cancel_asked_by": asked, **at_work_here()}
+            # Filtered by state again: between the list and the lock the job may have been removed, cancelled, or done.
+            if ended.filter(pk=job.pk).update(**values):
                 job.refresh_from_db(using=using)  # while the lock is held, no other process takes the job over
                 return job
             lock.give_back(job.pk)
@@ -208,22 +215,16 @@ def cancel_job(job: int, by: str, using: str) -> CancelOutcome:
 
     ``by`` is the user who asks. Raises ``UnknownJob``.
     """
-    with connections[using].cursor() as cursor:
-        cursor.execute(_ASK_TO_END, {"job": job, "by": by})
+    with transaction.atomic(using=using), connections[using].cursor() as cursor:
+        # The lock is held until the commit. Without it: A finds that the job was killed, B resumes it, A marks it as cancelled,
+        # and B goes on with a job that is over.
+        cursor.execute(_LOCK_UNTIL_COMMIT, [job])
+        (free,) = cursor.fetchone()
+        cursor.execute(_ASK_TO_END, {"job": job, "by": by, "free": free})
         row = cursor.fetchone()
     if row is None:
         if not Job.objects.using(using).filter(pk=job).exists():
             raise UnknownJob(f"There is no job {job}. manage.py jobs lists them.")
         return CancelOutcome.OVER
-    if row[0] == JobState.CANCELLED:
-        return CancelOutcome.CANCELLED
-    if job not in killed_jobs(using):
-        return CancelOutcome.ASKED  # its process reads ``cancel_asked_by`` at its next step
-    end_cancelled_job(job, using)
-    return CancelOutcome.CANCELLED
-
-
-def end_cancelled_job(job: int, using: str) -> None:
-    """Marks a running job as cancelled. Its work so far stays."""
-    running = Job.objects.using(using).filter(pk=job, state=JobState.RUNNING)
-    running.update(state=JobState.CANCELLED, finished_at=Now(), updated_at=Now())
+    # The process of a job at work reads ``cancel_asked_by`` at its next step.
+    return CancelOutcome.CANCELLED if row[0] == JobState.CANCELLED else CancelOutcome.ASKED

@@ -31,7 +31,6 @@ from pipeline.jobs.rows import (
     begin_job,
     claim_resumable_job,
     close_killed,
-    end_cancelled_job,
     end_run,
     hold_lock,
     show_progress,
@@ -243,12 +242,12 @@ class JobRun:
         self._looked = now
         # The lock first: without it another process may run the job, and what its row says is not for this run.
         if self._keeper.has_lost():
-            raise JobLost(f"Job {self.id} has lost its lock, so another process may have begun it; this one leaves it.")
+            raise JobLost(f"Job {self.id} has lost its lock, so another process may run it now; this one stops.")
         by = Job.objects.using(self.using).values_list("cancel_asked_by", flat=True).get(pk=self.id)
         if by:
             raise JobCancelled(f"Cancelled by {by}. What was done stays; the job can be run again.")
         if self._keeper.stopping():
-            raise JobInterrupted("Its process was told to end. What was done stays; the job is queued again.")
+            raise JobInterrupted("Its process was ordered to end. What was done stays; the job is queued again.")
 
     def say(self, text: str) -> None:
         """Writes a line to the job's stream."""
@@ -350,8 +349,9 @@ def carry_out(
     try:
         with past_pooler(using):
             summary = (work or _work)(JobRun(job, using, stream, keeper))
+        _finish(job, using, summary)
     except JobCancelled as error:
-        end_cancelled_job(job.pk, using)
+        end_run(job, using, state=JobState.CANCELLED, finished_at=Now())
         log.warning("job.cancelled", job=job.pk, kind=job.kind, why=str(error))
         raise
     except JobInterrupted as error:
@@ -361,11 +361,21 @@ def carry_out(
     except BaseException as error:
         _fail(job, using, error, keeper)
         raise
-    if not end_run(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="", error=""):
-        raise JobLost(f"Job {job.pk} was done here, but another process has begun it meanwhile; its row is that one's.")
     log.info("job.done", job=job.pk, kind=job.kind)
-    count_rows(job.pk, using)
     return summary
+
+
+def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
+    """Marks a job as done, and counts the rows that it changed, in one transaction.
+
+    Raises ``JobLost`` if another run has the job by now.
+    """
+    with transaction.atomic(using=using):
+        if not end_run(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="", error=""):
+            raise JobLost(
+                f"Job {job.pk} was done here, but another process has begun it meanwhile; its row is that one's."
+            )
+        count_rows(job.pk, using)
 
 
 def _put_back(job: Job, using: str) -> None:
@@ -397,6 +407,12 @@ def claim_queued_job(lock: JobLock, job: int, using: str) -> Job | None:
     # A lists the job, B takes it, runs it and releases the lock, A takes the lock. The state, read under the lock, shows A that
     # the job is done.
     queued = Job.objects.using(using).filter(pk=job, state=JobState.QUEUED)
+    # B is asked to end, and is killed or told to stop before its next step. The job was queued again, and is not to be begun.
+    asked = queued.exclude(cancel_asked_by="")
+    if asked.update(state=JobState.CANCELLED, finished_at=Now(), updated_at=Now()):
+        log.warning("job.cancelled", job=job, why="this was asked for before it was queued again")
+        lock.give_back(job)
+        return None
     if not queued.update(started_at=Now(), attempts=F("attempts") + 1, **at_work_here()):
         lock.give_back(job)
         return None

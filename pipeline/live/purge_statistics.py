@@ -25,7 +25,7 @@ class PurgeStatistics:
     """The maintenance command that deletes the statistics. The live pipeline then counts them again."""
 
     help = (
-        "Throw the statistics of rooms, server and days away: the live pipeline, which may be at work, counts anew what the "
+        "Delete the statistics of rooms, server and days: the live pipeline, which may be at work, counts again what the "
         "streams hold. What was purged from them, and who was active long ago, does not come back."
     )
 
@@ -48,7 +48,7 @@ class PurgeStatistics:
         if options["json"]:
             command.stdout.write(json.dumps({"rows": rows, "dry_run": options["dry_run"]}))
             return
-        said = "would be deleted" if options["dry_run"] else "are deleted; manage.py pipeline run counts anew"
+        said = "would be deleted" if options["dry_run"] else "are deleted; manage.py pipeline run counts again"
         command.stdout.write(f"{sum(rows.values()):,} rows of statistics {said}")
 
 

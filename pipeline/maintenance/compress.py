@@ -63,6 +63,8 @@ class CompressStateKind(JobKind):
         )
         for room_id in summary["busy"]:
             yield f"{room_id} is being purged, or compressed, already; left as it is"
+        for room_id in summary["unfinished"]:
+            yield f"{room_id}: events came to use old state groups meanwhile, which stay; run it again when less is stored"
         yield from summary["failed"].values()
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
@@ -86,6 +88,7 @@ class _Rooms:
         self._unknown: list[str] = []
         self._failed: dict[str, str] = {}
         self._busy: list[str] = []
+        self._unfinished: list[str] = []
 
     def compress(self) -> Mapping[str, Any]:
         """Compresses each room and returns the summary.
@@ -113,6 +116,7 @@ class _Rooms:
             "events_moved": self._moved,
             "unknown": self._unknown[:_MOST_LISTED],
             "busy": self._busy[:_MOST_LISTED],
+            "unfinished": self._unfinished[:_MOST_LISTED],
             "failed": dict(list(self._failed.items())[:_MOST_LISTED]),
         }
 
@@ -137,6 +141,8 @@ class _Rooms:
                         self._skipped += 1
                         return
                     self._carry_out(work, rooms)
+                if not work.finished:
+                    self._unfinished.append(room_id)
                 self._note(work, group_rows(room_id, using), work.moved)
         except PurgeRefused:
             self._busy.append(room_id)

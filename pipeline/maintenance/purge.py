@@ -30,6 +30,7 @@ from pipeline.jobs.arguments import JSON, ROOM, YES, Argument, Type, dry_run
 from pipeline.jobs.run import JobKind, JobRun
 from pipeline.jobs.throttle import throttled
 from pipeline.maintenance.purge_words import history_words
+from streams.db.consistent_read import read_only_snapshot
 from streams.runtime.text import printable
 
 __all__ = ["PurgeHistoryKind", "PurgeOrphansKind", "PurgeRetentionKind", "purge_groups", "table_lines"]
@@ -77,9 +78,7 @@ class PurgeHistoryKind(JobKind):
         told, using = run.arguments, run.using
         request = PurgeRequest(told["room"], depth_of_cut(told, using) or 0, told["delete_local"], using)
         with purge_lock(request.room_id, using):
-            before = room_figures(request.room_id, using)
-            run.note_before(before)
-            events, groups, after, archived = purge(run, request, before)
+            before, after, events, groups, archived = purge(run, request, run.note_before)
             run.note_after(after)
         folder = archived["archive"]["folder"] if archived else None
         words = history_words(told, events.deleted, events.became_outliers, folder)
@@ -122,20 +121,29 @@ def _verb(summary: Mapping[str, Any]) -> str:
     return "would be deleted" if summary["dry_run"] else "deleted"
 
 
-Outcome = tuple[HistoryPurged, GroupsPurged, Mapping[str, int], dict[str, Any]]
-"""The events purged, the state groups purged, the figures afterwards, and the archive's part of the summary."""
-Purge = Callable[[JobRun, PurgeRequest, Mapping[str, int]], Outcome]
+Figures = Mapping[str, int]
+Outcome = tuple[Figures, Figures, HistoryPurged, GroupsPurged, dict[str, Any]]
+"""The figures before and afterwards, the events and the state groups purged, and the archive's part of the summary."""
+Purge = Callable[[JobRun, PurgeRequest, Callable[[Figures], None]], Outcome]
+"""A purge of one room, or its dry run. The function that it gets is called with the figures before the work."""
 
 
-def _foresee(run: JobRun, request: PurgeRequest, before: Mapping[str, int]) -> Outcome:
-    events, changed = foresee_history(request)
-    groups = GroupPurge(request.room_id, run.using, plan_groups(request.room_id, run.using, request.cut)).foresee()
-    return events, groups, {**before, **changed, **_groups_after(before, groups)}, {}
+def _foresee(run: JobRun, request: PurgeRequest, note_before: Callable[[Figures], None]) -> Outcome:
+    # All figures are of one snapshot. Without it: the events are counted, A stores an event, the purged ones are counted, and
+    # the room seems to have more events after the purge than are left.
+    with read_only_snapshot(run.using, is_long=True):
+        before = room_figures(request.room_id, run.using)
+        events, changed = foresee_history(request)
+        groups = GroupPurge(request.room_id, run.using, plan_groups(request.room_id, run.using, request.cut)).foresee()
+    note_before(before)
+    return before, {**before, **changed, **_groups_after(before, groups)}, events, groups, {}
 
 
 def _carry_out(
-    run: JobRun, request: PurgeRequest, before: Mapping[str, int], *, archives_nothing: bool = True
+    run: JobRun, request: PurgeRequest, note_before: Callable[[Figures], None], *, archives_nothing: bool = True
 ) -> Outcome:
+    before = room_figures(request.room_id, run.using)
+    note_before(before)
     events, archived = HistoryPurged(), dict[str, Any]()
     to_purge = count_purged(request)  # before the archive: if the purge is refused, none is written
     if run.arguments["archive"] is not None and (to_purge or archives_nothing):
@@ -146,7 +154,7 @@ def _carry_out(
         for events in throttled(purge_events(request)):
             count.add(events.deleted + events.became_outliers - count())
     groups = purge_groups(run, [request.room_id])
-    return events, groups, room_figures(request.room_id, run.using), archived
+    return before, room_figures(request.room_id, run.using), events, groups, archived
 
 
 def purge_groups(run: JobRun, room_ids: Iterable[str]) -> GroupsPurged:
@@ -195,7 +203,8 @@ class PurgeOrphansKind(JobKind):
         """Returns the summary with what would be deleted."""
 
         def foresee(room_id: str) -> GroupsPurged:
-            return GroupPurge(room_id, run.using, plan_groups(room_id, run.using)).foresee()
+            with read_only_snapshot(run.using, is_long=True):
+                return GroupPurge(room_id, run.using, plan_groups(room_id, run.using)).foresee()
 
         return self._purge(run, foresee)
 
@@ -264,7 +273,7 @@ class PurgeRetentionKind(JobKind):
             request = PurgeRequest(room_id, cut, delete_local=True, using=run.using)
             try:
                 with purge_lock(room_id, run.using):
-                    events, gone, _, _ = purge(run, request, room_figures(room_id, run.using))
+                    _, _, events, gone, _ = purge(run, request, lambda _: None)
             except PurgeRefused:
                 busy.append(room_id)
                 continue

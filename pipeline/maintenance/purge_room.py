@@ -37,7 +37,7 @@ class PurgeRoomKind(JobKind):
         ROOM,
         Argument("force", Type.FLAG, "even while users of this server are joined"),
         Argument(
-            "block", Type.FLAG, "the room is not made again when its events come in", one_of=_BLOCKING,
+            "block", Type.FLAG, "the room is not made again when its events arrive", one_of=_BLOCKING,
             in_form="the room is not made again",
         ),
         Argument(

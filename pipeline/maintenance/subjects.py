@@ -24,7 +24,7 @@ __all__ = ["register_subjects"]
 
 _RESYNC_HELP = {
     "state": "events' columns and verdicts, edges, auth events, states, current state, redactions and flags",
-    "extremities": "the leaves and gaps of the graph",
+    "extremities": "the forward extremities and gaps of the graph",
     "visibility": "who sees what",
     "rooms": "state, extremities and visibility in one pass",
     "positions": "sequences of streams that are behind their tables or stored positions",

@@ -39,7 +39,9 @@ WHERE write_id = %(write_id)s
 """
 _FORGET = f"DELETE FROM pipeline_sourcewrite WHERE committed_at < clock_timestamp() - interval '{_KEPT}'"
 _EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
-_LEFT = "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname::text, %s)"
+_LEFT = (
+    "SELECT relname FROM pg_class WHERE relkind = 'r' AND starts_with(relname::text, %s) AND pg_table_is_visible(oid)"
+)
 _NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 

@@ -33,6 +33,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import psycopg2
@@ -222,7 +223,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._planned is not None and self._planned[:2] == (start, end):  # latestOffset has counted these rows
             return self.partitions_at(moved, self._planned[2])
         with self._cursor() as cursor:  # a batch that was planned before a restart of the query
-            self._check_epoch(end, known_positions(cursor, self.declaration))
+            self._check(end, known_positions(cursor, self.declaration))
             return self.partitions_at(moved, self.cuts(cursor, moved))
 
     def stop(self) -> None:
@@ -241,16 +242,29 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def _begin(self, offset: Mapping[str, Any], now: SourcePositions) -> Vector:
         """Returns the vector of an offset, or an empty one if the offset is of an earlier generation. Raises ``EpochChanged``."""
-        self._check_epoch(offset, now)
+        self._check(offset, now)
         return _vector(offset) if offset.get(_LIFE, "") == now.life else {}
 
-    def _check_epoch(self, offset: Mapping[str, Any], now: SourcePositions) -> None:
+    def _check(self, offset: Mapping[str, Any], now: SourcePositions) -> None:
+        """Raises ``EpochChanged`` if an offset is of another epoch, or above all IDs that the stream's sequence has given out."""
         kept = offset.get(_EPOCH)
         if kept is not None and kept != now.epoch:
             raise EpochChanged(
                 f"The checkpoint of this query on stream {self.options.stream} is of epoch {kept}, but the database is in "
-                f"epoch {now.epoch}: it was restored, so facts that were read may be gone and others stand under their IDs. "
-                f"Remove the checkpoint and what was made from it, and begin anew."
+                f"epoch {now.epoch}: it was restored, so facts that were read may be gone, and their IDs may have other facts. "
+                f"Remove the checkpoint and what was made from it, and start again."
+            )
+        if now.given_out is None:
+            return
+        # A sequence is at 900, and the query has read up to there. The sequence is set back to 850. Without this the query would
+        # skip the next facts, 851 to 900.
+        writer, position = max(_vector(offset).items(), key=itemgetter(1), default=("", 0))
+        if position > max(now.given_out, 1):
+            raise EpochChanged(
+                f"This query begins behind position {position} of writer {writer} on stream {self.options.stream}, but the "
+                f"stream's sequence has given out {now.given_out} only: it was set back or restored, or startingOffsets is of "
+                f"another database. The next facts would be skipped. If check_streams finds the sequence wrong, repair that. "
+                f"Otherwise remove the checkpoint and what was made from it, and begin anew."
             )
 
     def _cursor(self) -> Any:

@@ -44,7 +44,8 @@ class ReadOptions:
         linear = _view(options) == "linear"
         if linear and is_recorded(options["stream"]):
             raise ValueError(
-                "a recorded stream has no linear position, since each life of its writers counts anew; use view=writer"
+                "a recorded stream has no linear position, since its positions restart with each life of its writers; "
+                "use view=writer"
             )
         starting = options.get("startingOffsets") or "earliest"
         if starting not in ("earliest", "latest"):

@@ -14,7 +14,7 @@ from streams.core.declaration import StreamDeclaration
 from streams.core.positions import Stored
 from streams.core.queries import NEWEST_EPOCH
 from streams.core.recorded import RECORDED_POSITIONS, is_recorded, recorded_names
-from streams.reading.rows import stored_positions
+from streams.reading.possible_positions import positions_and_sequence
 
 __all__ = ["SourcePositions", "known_positions"]
 
@@ -29,11 +29,15 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class SourcePositions:
-    """Stored positions of a stream's writers, the database's epoch, and for a stream in memory its generation (``life``)."""
+    """Stored positions of a stream's writers, the database's epoch, and for a stream in memory its generation (``life``).
+
+    ``given_out`` is the last value that the stream's sequence gave out, or null if that cannot be known.
+    """
 
     stored: Mapping[str, Stored]
     epoch: str = ""
     life: str = ""
+    given_out: int | None = None
 
     def target(self, *, linear: bool) -> Vector:
         """Returns the vector up to which all facts are complete; see ``target_vector``."""
@@ -41,7 +45,7 @@ class SourcePositions:
 
 
 def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositions:
-    """Returns the positions that are stored now, with epoch and generation."""
+    """Returns the positions that are stored now, none above the stream's sequence, with epoch and generation."""
     # The epoch comes first. If the database is restored between the two queries, the offset has the old epoch, and the next
     # batch is refused. In the other order, positions of the old database would get the new epoch and be accepted.
     cursor.execute(NEWEST_EPOCH)
@@ -50,6 +54,12 @@ def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositi
     if is_recorded(declaration.name):
         cursor.execute(RECORDED_POSITIONS, recorded_names(declaration.name))
         return SourcePositions({writer: _Recorded(position) for _, writer, position in cursor.fetchall()}, epoch)
-    stored = stored_positions(cursor, [declaration.name]).get(declaration.name, {})
+    stored, given_out = positions_and_sequence(cursor, declaration)
     life = max((at.generation for at in stored.values()), default=0) if declaration.in_memory else 0
-    return SourcePositions(stored, epoch, f"life {life}" if life else "")
+    return SourcePositions(stored, epoch, f"life {life}" if life else "", None if _is_standby(cursor) else given_out)
+
+
+def _is_standby(cursor: Any) -> bool:
+    """Returns true on a standby, whose sequences may be behind what the primary has shown."""
+    cursor.execute("SELECT pg_is_in_recovery()")
+    return bool(cursor.fetchone()[0])

@@ -216,7 +216,7 @@ class FactWriter(DataSourceArrowWriter):
         staged = [message for message in messages if isinstance(message, StagedRows)]
         if len(staged) != len(messages):
             raise FactsNotAppended(
-                f"Stream {self.options.stream}: {len(messages) - len(staged)} tasks told nothing of what they staged. Nothing "
+                f"Stream {self.options.stream}: {len(messages) - len(staged)} tasks did not report what they staged. Nothing "
                 f"was appended; write again."
             )
         return {

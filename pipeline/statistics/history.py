@@ -42,7 +42,7 @@ WITH room AS (
     sum(pg_total_relation_size(oid)) FILTER (WHERE starts_with(relname, 'state_')) AS state_bytes,
     sum(pg_total_relation_size(oid)) FILTER (WHERE starts_with(relname, 'events_')) AS event_bytes,
     pg_database_size(current_database()) AS database_bytes
-  FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+  FROM pg_class WHERE relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'events_event'::regclass) AND relkind = 'r'
     AND (starts_with(relname, 'state_') OR starts_with(relname, 'events_'))
 ), active AS (
   SELECT count(DISTINCT user_id) AS monthly_local_users FROM pipeline_userday

@@ -108,7 +108,7 @@ JOBS = (
 #: Title and sentence for each kind of count. Counts of commands are not on the page, only in the metrics.
 _COUNTED = {
     "closed": ("Connections that ended", "Why, since the tables were made."),
-    "refused": ("Connections that were refused", "Nobody of these came in."),
+    "refused": ("Connections that were refused", "None of these has appeared."),
     "dropped": ("Reports that were dropped", "More came than may wait; see REPLSITE_WORKER_REPORT_LIMIT."),
 }
 

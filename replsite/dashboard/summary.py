@@ -67,7 +67,7 @@ def _readers(readers: list[ReaderView]) -> Tile:
     said = f"{counted(bad, 'reader')} to look at" if bad else "all are fine"
     return _tile(
         "Readers",
-        text_cell(count(sum(reader.runs for reader in readers)), said if readers else "nobody follows"),
+        text_cell(count(sum(reader.runs for reader in readers)), said if readers else "no followers"),
         (r.status for r in readers),
     )
 

@@ -41,7 +41,7 @@ TABLES: Mapping[str, TableSpec] = {
     "readers": TableSpec(
         "Readers and connections",
         "Who follows, and how far behind: what was sent to a connection, what a follower has handled.",
-        "Nobody follows. Try: manage.py follow tcp://HOST:PORT",
+        "No followers. Try: manage.py follow tcp://HOST:PORT",
         READERS,
         has_menu=True,
     ),

@@ -157,7 +157,7 @@ class LiveFeed:
             return Tick(0, None, AWAY)
         except Exception:  # a bug in the page must not leave all viewers waiting forever
             log.exception("live.page_failed")
-            return Tick(0, None, "The page cannot be made; the site's log says why.")
+            return Tick(0, None, "The page cannot be made; the reason is in the site's log.")
 
 
 def _message(old: Tick | None, new: Tick, rights: frozenset[str]) -> bytes:

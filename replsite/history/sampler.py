@@ -34,6 +34,7 @@ from replsite.status.verdicts import Verdict, WriterWord
 from streams.conf import stream_settings
 from streams.db import driver
 from streams.db.schema_mark import marked_lock
+from streams.reading.trust import stranger_with_lock
 from streams.runtime.logs import Condition, get_logger
 
 __all__ = ["CHANGES_KEPT", "Sampler", "write_step"]
@@ -42,7 +43,8 @@ log = get_logger(__name__)
 STEP_SECONDS = min(span.step_seconds for span in SPANS.values())
 CHANGES_KEPT = 100_000
 _KEPT_DAYS = 30
-_LOCK = "SELECT pg_try_advisory_lock(" + marked_lock("'replsite.sampler'") + ")"
+_KEY = marked_lock("'replsite.sampler'")
+_LOCK = f"SELECT pg_try_advisory_lock(key), key FROM (SELECT {_KEY} AS key) AS of_site"
 _PUT = """
 INSERT INTO streams_sample (step_seconds, stream, reader, at, position, waiting, seconds, severity, word)
 SELECT step, stream, reader, to_timestamp(floor(extract(epoch FROM %(at)s::timestamptz) / step) * step),
@@ -224,9 +226,17 @@ class Sampler:
             self._connection = driver.direct_connection(self._using, application_name="replsite history")
             with self._connection.cursor() as cursor:
                 cursor.execute(_LOCK)
-                if not cursor.fetchone()[0]:
-                    self._close()
-                    return False
+                is_held, key = cursor.fetchone()
+                stranger = "" if is_held else stranger_with_lock(cursor, key)
+            if stranger:
+                raise driver.DatabaseError(
+                    f"{stranger} holds the lock of the process that writes the history, and that role may not write. "
+                    f"End it: pg_terminate_backend"
+                )
+            if not is_held:
+                self._close()
+                return False
+            with self._connection.cursor() as cursor:
                 # The previous holder may have written steps since. Continue from its last stored status words.
                 self._before = last_statuses(cursor)
         return True

@@ -29,7 +29,8 @@ _SIZES = """
 SELECT relname, CASE WHEN live > 0 OR reltuples < 0 THEN live ELSE reltuples::bigint END, bytes
 FROM (
     SELECT relname, reltuples, pg_stat_get_live_tuples(oid) AS live, pg_total_relation_size(oid) AS bytes
-    FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'm')
+    FROM pg_class WHERE relkind IN ('r', 'm')
+      AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'streams_streamposition'::regclass)
 ) AS sized ORDER BY bytes DESC, relname
 """
 _GROWN = """

@@ -73,7 +73,7 @@ __all__ = ["limits", "take_snapshot"]
 
 #: Most retired writers of a stream that are listed, the latest first.
 MOST_RETIRED = 20
-_QUIET = Verdict("idle", Severity.FINE, "Nobody writes this stream now.")
+_QUIET = Verdict("idle", Severity.FINE, "No process writes this stream now.")
 _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
 
 

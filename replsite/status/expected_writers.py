@@ -57,4 +57,4 @@ def wrong_expectations(given: Any) -> Iterator[str]:
                 yield f"REPLSITE_EXPECTED_WRITERS of {stream!r}: {error}"
             least = names[writer] if isinstance(names, Mapping) else None
             if least is not None and (isinstance(least, bool) or not isinstance(least, int | float) or not least > 0):
-                yield f"REPLSITE_EXPECTED_WRITERS wants {least!r} facts an hour of {writer!r}: write a number above 0, or null."
+                yield f"REPLSITE_EXPECTED_WRITERS expects {least!r} facts an hour of {writer!r}: write a number above 0, or null."

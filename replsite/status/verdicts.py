@@ -314,12 +314,15 @@ def judge_expected(seen: ExpectedSeen, limits: Limits) -> Verdict:
     """Returns the status of a name or pattern of REPLSITE_EXPECTED_WRITERS."""
     if not seen.living:
         heard = "it never wrote" if seen.gone_seconds is None else f"last heard of {duration(seen.gone_seconds)} ago"
-        text = f"REPLSITE_EXPECTED_WRITERS wants it here, and no living process writes as it ({heard}). Start it."
+        text = f"REPLSITE_EXPECTED_WRITERS expects it here, and no living process has its name ({heard}). Start it."
         is_new = seen.gone_seconds is not None and seen.gone_seconds <= limits.missing_after_seconds
         return Verdict(ExpectedWord.MISSING, Severity.WARNING if is_new else Severity.WRONG, text)
     written, least = seen.facts_last_hour, seen.least_per_hour
     if least is not None and written is not None and written < least:
-        text = f"{_capital(counted(written, 'fact'))} in the last hour; REPLSITE_EXPECTED_WRITERS wants {least:,g}. Read its log."
+        text = (
+            f"{_capital(counted(written, 'fact'))} in the last hour; REPLSITE_EXPECTED_WRITERS expects {least:,g}. "
+            "Read its log."
+        )
         return Verdict(ExpectedWord.TOO_FEW, Severity.WRONG, text)
     return Verdict(ExpectedWord.THERE, Severity.FINE, "As expected.")
 
@@ -411,7 +414,7 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
 
 
 def _reader_that_nobody_runs(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
-    since = f"Nobody runs it for {duration(named.unrun_seconds)}"
+    since = f"It has not run for {duration(named.unrun_seconds)}"
     command = f"manage.py runhandlers {quote(named.name)}"
     too_long = limits.left_behind_after_seconds
     if seen.lag_facts and min(named.unrun_seconds, seen.lag_seconds) > too_long:
@@ -441,7 +444,9 @@ def _parked(named: NamedReader) -> Verdict:
 
 def judge_missing_reader(name: str) -> Verdict:
     """Returns the status of a reader that REPLSITE_READERS names and that is not known here."""
-    text = f"REPLSITE_READERS names it, but nobody heard of {name} within a day. Start it; it goes on where it was."
+    text = (
+        f"REPLSITE_READERS names it, but there is no trace of {name} within a day. Start it; it goes on where it was."
+    )
     return Verdict(ReaderWord.NEVER_SEEN, Severity.WARNING, text)
 
 
@@ -502,7 +507,7 @@ def _queued_job(seen: JobSeen) -> Verdict:
     if seen.is_served or waits <= JOB_WAITS_SECONDS:
         return Verdict(JobWord.QUEUED, Severity.NOTE, "Waits for its turn.")
     command = "manage.py runjobs"
-    text = f"Nobody has begun it for {duration(waits)}. Start {command}."
+    text = f"It has not been started for {duration(waits)}. Start {command}."
     return Verdict(JobWord.WAITING, Severity.WARNING, text, command)
 
 
@@ -512,7 +517,7 @@ def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdic
         return None
     command = "manage.py check_streams --repair"
     text = (
-        f"The sequence stands at {sequence_value}, below the stored position {head}: the next IDs would be given out again. "
+        f"The sequence is at {sequence_value}, below the stored position {head}: the next IDs would be given out again. "
         f"Stop the writers of {stream}, then: {command}."
     )
     return Verdict("sequence behind", Severity.WRONG, text, command)

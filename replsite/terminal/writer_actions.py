@@ -33,7 +33,7 @@ class Confirmation:
     def ask(self, name: str, question: str) -> None:
         """Returns once the name was typed. Raises ``CommandError`` for any other answer, and where there is no terminal."""
         if self._ask is None:
-            raise CommandError(f"{question} Nobody can be asked here: add --yes.", returncode=2)
+            raise CommandError(f"{question} There is no terminal to ask: add --yes.", returncode=2)
         if self._ask(f"{question} Type {name} to go on: ").strip() != name:
             raise CommandError("Not confirmed; nothing was done.", returncode=1)
 
@@ -130,7 +130,7 @@ def _described(found: Holding) -> list[str]:
     if found.is_silent:
         lines.append(f"  no sign of life for {duration(found.silent_seconds)}, but {found.lock} still holds its name")
     elif not found.transactions:
-        lines.append("  no transaction of it is open: its process does not tell that they ended")
+        lines.append("  no transaction of it is open: its process does not announce their end")
     return lines
 
 

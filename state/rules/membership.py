@@ -76,7 +76,7 @@ def _is_creators_first_join(change: MemberChange) -> bool:
 def _join(change: MemberChange) -> str | None:
     before = change.membership(change.target)
     if not change.own:
-        return "nobody joins for somebody else"
+        return "a join is sent by the user who joins"
     if before == "ban":
         return f"{change.target} is banned"
     rule, version = change.join_rule, change.levels.version
@@ -89,7 +89,7 @@ def _join(change: MemberChange) -> str | None:
         if before in ("join", "invite"):
             return None
         return _authorised_join(change) if restricted else f"{change.target} is not invited"
-    return f"the join rule {rule!r} lets nobody in"
+    return f"the join rule {rule!r} allows no joins"
 
 
 def _authorised_join(change: MemberChange) -> str | None:
@@ -168,7 +168,7 @@ def _knock(change: MemberChange) -> str | None:
     if change.join_rule != "knock" and not (change.join_rule == "knock_restricted" and version.knock_restricted_joins):
         return f"the join rule {change.join_rule!r} does not let knock"
     if not change.own:
-        return "nobody knocks for somebody else"
+        return "a knock is sent by the user who knocks"
     if before in ("join", "invite", "ban"):
         return f"{change.target} cannot knock: the membership is {before}"
     return None

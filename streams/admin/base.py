@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from django.apps import apps
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
+from django.contrib.admin.views.main import ORDER_VAR
 from django.core.paginator import Paginator
 from django.db import connections, models
 from django.http import HttpRequest
@@ -18,6 +20,11 @@ from django.utils.functional import cached_property
 from streams.runtime.text import visible
 
 __all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
+
+#: Ends of the lookups of Django's list filters on a column or a foreign key.
+_LOOKUPS_OF_FILTERS = ("", "__exact", "__isnull", "__id__exact")
+#: Longest search. Each word of it is a condition on each field that is searched.
+_LONGEST_SEARCH = 300
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -33,6 +40,12 @@ class EstimatedPaginator(Paginator):
     """A paginator that counts up to `exact_upto` rows. For a larger table without filters it uses PostgreSQL's estimate."""
 
     exact_upto = 10_000
+    most_pages = 1_000
+
+    @cached_property
+    def num_pages(self) -> int:
+        """Returns the number of pages, at most ``most_pages``: PostgreSQL reads and drops all rows before a page."""
+        return min(super().num_pages, self.most_pages)
 
     @cached_property
     def count(self) -> int:
@@ -91,6 +104,7 @@ class ReadOnlyAdmin(_Base):
     list_per_page = 50
     actions = None
     sortable_by = ()
+    show_facets = admin.ShowFacets.NEVER
 
     def get_list_display(self, request: HttpRequest) -> Any:
         """Returns the columns that the subclass names, else all except binary ones."""
@@ -105,11 +119,33 @@ class ReadOnlyAdmin(_Base):
         class VisibleList(base):
             result_list: Any
 
+            def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
+                # ``sortable_by`` only hides the links: without this a client could have a whole table sorted by any column.
+                self.params.pop(ORDER_VAR, None)
+                return super().get_ordering(request, queryset)
+
             def get_results(self, request: HttpRequest) -> None:
-                super().get_results(request)
-                self.result_list = [_make_visible(row) for row in self.result_list]
+                try:
+                    super().get_results(request)
+                    self.result_list = [_make_visible(row) for row in self.result_list]
+                except ValueError as error:  # a value that the database takes nowhere, such as one with NUL
+                    raise IncorrectLookupParameters from error
 
         return VisibleList
+
+    def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
+        """Returns true for the lookups of the list's own filters.
+
+        Django allows any on the table's own columns, also those that read it whole, or that the database refuses.
+        """
+        names = self.list_filter if request is None else self.get_list_filter(request)
+        return lookup in {f"{name}{end}" for name in names for end in _LOOKUPS_OF_FILTERS}
+
+    def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> Any:
+        """Returns the rows that are searched for. None if the term is longer than all that can be found."""
+        if len(search_term) > _LONGEST_SEARCH:
+            return queryset.none(), False
+        return super().get_search_results(request, queryset, search_term)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
         """Returns the row with its texts made visible, or null."""

@@ -105,7 +105,7 @@ class Handler:
         """
         if registry.get(self.stream).declaration.in_memory:
             raise BadHandler(
-                f"Stream {self.stream!r} is kept in memory: its positions begin anew with its writers, so no cursor in it can be "
+                f"Stream {self.stream!r} is kept in memory: its positions restart with its writers, so no cursor in it can be "
                 f"stored. Follow it with streams.replication.client.follower.Follower."
             )
 

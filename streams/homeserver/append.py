@@ -127,7 +127,7 @@ def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> in
 def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
     """Appends one fact of several rows, all under one token, which is returned. Raises ``UnusableFact`` without rows."""
     if not rows:
-        raise UnusableFact(f"{stream_name}: a fact without rows says nothing; give it one at least.")
+        raise UnusableFact(f"{stream_name}: a fact without rows has no content; give at least one row.")
     with registry.get(stream_name).reserve() as reservation:
         token = reservation.ids[0]
         for row in rows:

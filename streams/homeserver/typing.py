@@ -31,6 +31,7 @@ LONGEST_TIMEOUT_SECONDS = 120.0
 _RETRY_SECONDS = 1.0
 
 _LOCK_ROOM = "SELECT pg_advisory_xact_lock(" + marked_lock("'replsite.typing:' || %s") + ")"
+_LOCK_FREE_ROOM = _LOCK_ROOM.replace("pg_advisory", "pg_try_advisory")
 #: ``xmax = 0``: true for a row that was inserted, false for one that was updated.
 _START = """
 INSERT INTO streams_typinguser AS t (room_id, user_id, since, until)
@@ -77,7 +78,10 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
 
 
 def expire_typing() -> int:
-    """Removes the users whose time is over. Returns the number of rooms whose list changed."""
+    """Removes the users whose time is over. Returns the number of rooms whose list changed.
+
+    Leaves out rooms whose lock another session holds. The next call finds their users again.
+    """
     using, changed = stream_settings().database, 0
     with connections[using].cursor() as cursor:
         cursor.execute(_OVER)
@@ -86,7 +90,10 @@ def expire_typing() -> int:
         current_writer(using).tracker(registry.get("typing"))
     for room_id in rooms:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            cursor.execute(_LOCK_ROOM, [room_id])
+            # It does not wait. Otherwise one session that keeps the lock of a room would keep users typing in all others.
+            cursor.execute(_LOCK_FREE_ROOM, [room_id])
+            if not cursor.fetchone()[0]:
+                continue
             cursor.execute(_EXPIRE, {"room": room_id, "but": ""})
             if cursor.rowcount:
                 _append_list(cursor, room_id)
@@ -151,7 +158,8 @@ class _Expiry:
         if seconds is None:
             connections.close_all()
             return None
-        return max(0.01, seconds)
+        # A user whose time has been over for so long is in a room whose lock is held.
+        return _RETRY_SECONDS if seconds < -_RETRY_SECONDS else max(0.01, seconds)
 
 
 _EXPIRY = _Expiry()

@@ -12,10 +12,15 @@ from typing import Any
 from streams import registry
 from streams.db import driver
 from streams.db.sequences import move_forward
+from streams.errors import SequenceBusy
 from streams.reading.rows import stored_positions
 from streams.stream import Stream
+from streams.writing import lease as leases
 
 __all__ = ["Finding", "inspect_streams", "repair", "repair_streams"]
+
+#: For so long a repair waits for a writer that is entering the stream.
+_LOCK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +74,16 @@ def repair(cursor: Any, stream: Stream) -> int:
     """Moves the stream's sequence to the greatest of the three numbers or beyond. Returns its new value.
 
     Safe beside live writers. No row is removed. Raises ``SequenceBusy`` when open transactions keep the sequence from a
-    long jump.
+    long jump, or another session keeps the start lock.
     """
     with driver.in_transaction(cursor):
         # The lock of writers that enter the stream: they read the sequence, too.
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
+        if not leases.lock_start(cursor, stream.name, _LOCK_SECONDS):
+            holder = leases.describe_lock_holder(cursor, driver.start_key(cursor, stream.name))
+            raise SequenceBusy(
+                f"Stream {stream.name}: after {_LOCK_SECONDS:g} s another session still holds the lock of those that enter it"
+                f"{holder}. Wait for it, or end it with pg_terminate_backend, and run this again."
+            )
         move_forward(cursor, stream.declaration.sequence, _inspect(cursor, stream).wanted_sequence)
         return stream.sequence_value(cursor)
 

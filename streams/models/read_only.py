@@ -37,7 +37,7 @@ def _refuse(name: str) -> Any:
     def refuse(self: ReadOnlyQuerySet[Any], *args: Any, **kwargs: Any) -> NoReturn:
         raise NotWritable(
             f"{self.model.__name__}.read.{name}: this manager only reads. Rows come in by persist or by a stream's "
-            f"append; who must write nevertheless says {self.model.__name__}.read.writable()."
+            f"append; to write nevertheless, use {self.model.__name__}.read.writable()."
         )
 
     refuse.__name__ = name

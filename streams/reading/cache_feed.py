@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from streams.conf import stream_settings
@@ -29,7 +29,7 @@ from streams.reading.rows import StoredPosition, existing_rows
 from streams.reading.watcher import Found, Rank, Subscriber, Subscriptions
 from streams.runtime.logs import get_logger
 
-__all__ = ["CacheFeed", "has_begun", "is_hearing", "note_own", "stop_feeds"]
+__all__ = ["CacheFeed", "has_begun", "is_hearing", "own_ids", "stop_feeds"]
 
 log = get_logger(__name__)
 ROWS_PER_READ = 1_000
@@ -56,7 +56,8 @@ class CacheFeed(Subscriber):
     def __init__(self, using: str) -> None:
         super().__init__(using)
         self._cursors: dict[str, _Cursor] = {}
-        self._own: set[tuple[str, int]] = set()
+        #: Stream -> IDs of own facts that the feed has not read yet.
+        self._own: dict[str, set[int]] = {}
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
         """Drops the values that the facts up to these positions invalidate.
@@ -92,10 +93,12 @@ class CacheFeed(Subscriber):
         self.is_hearing = False
         super().stop()
 
-    def note_own(self, stream: str, ids: Collection[int]) -> None:
-        """Records facts whose values were dropped by the commit of this process, so that their rows are skipped."""
-        if self.is_hearing:
-            self._own.update((stream, number) for number in ids)
+    def own_ids(self, stream: str) -> set[int]:
+        """Returns the set to which the IDs of own facts are added, so that their rows are skipped.
+
+        The set is replaced when IDs may be given out again. Then IDs of before, added late, are in a set that is not used.
+        """
+        return self._own.setdefault(stream, set())
 
     def _catch_up_with(self, cursor: Any, stream: BoundStream, stored: Mapping[str, StoredPosition]) -> None:
         generation = max((at.generation for at in stored.values()), default=0)
@@ -106,11 +109,17 @@ class CacheFeed(Subscriber):
             self._cursors[stream.name] = where
         elif generation > where.generation:  # a stream in memory that started again at 0
             where = self._cursors[stream.name] = _Cursor(generation, 0)
+            self._own.pop(stream.name, None)
         for writer, at in stored.items():
             after = where.positions.get(writer, where.floor)
             if at.position > after:
                 self._apply(cursor, stream, writer, after, at.position)
             where.positions[writer] = max(at.position, after)
+        # Facts up to here are never read again, not even those whose rows were not seen: compacted, trimmed, or left out
+        # because all values were dropped.
+        read = linear_position(stored.values(), stream.declaration.empty_position)
+        own = self.own_ids(stream.name)
+        own.difference_update([number for number in list(own) if number <= read])
 
     def _apply(self, cursor: Any, stream: BoundStream, writer: str, after: int, upto: int) -> None:
         """Drops the values that the writer's rows with after < token <= upto invalidate.
@@ -119,13 +128,12 @@ class CacheFeed(Subscriber):
         ``MOST_ROWS``. Raises ``DatabaseError``.
         """
         try:
-            begin, count = after, 0
+            begin, count, own = after, 0, self.own_ids(stream.name)
             while after < upto and count < MOST_ROWS:
                 rows, after = existing_rows(cursor, stream.declaration, writer, after, upto, ROWS_PER_READ)
                 count += len(rows)
-                others = [row.row for row in rows if (stream.name, row.token) not in self._own]
-                apply_invalidations(stream.drops_of(cursor, others))
-                self._own.difference_update([(stream.name, row.token) for row in rows])
+                apply_invalidations(stream.drops_of(cursor, [row.row for row in rows if row.token not in own]))
+                own.difference_update([row.token for row in rows])
             # After the rows: a trim deletes facts and moves the mark in one transaction, so it cannot stay unnoticed.
             check_not_trimmed(cursor, stream.name, VectorToken(begin), writer)
             if after >= upto:
@@ -177,11 +185,13 @@ def _begin(alias: str) -> bool:
         return False
 
 
-def note_own(stream: str, ids: Collection[int], using: str) -> None:
-    """Records facts, not complete yet, whose values this process has dropped itself."""
+def own_ids(stream: str, using: str) -> set[int]:
+    """Returns the set for the IDs of facts whose values this process drops itself.
+
+    The caller takes it when it appends, and adds the IDs after the commit, before the facts are complete.
+    """
     feed = _feeds.get(using)
-    if feed is not None:
-        feed.note_own(stream, ids)
+    return feed.own_ids(stream) if feed is not None else set()
 
 
 def stop_feeds() -> None:

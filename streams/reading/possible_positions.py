@@ -11,16 +11,17 @@ check_streams`` names it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from streams.core import lookup
+from streams.core.declaration import StreamDeclaration
 from streams.core.queries import STORED_POSITIONS
 from streams.reading.rows import StoredPosition
 from streams.runtime.logs import get_logger
 
-__all__ = ["possible_positions"]
+__all__ = ["positions_and_sequence", "possible_positions"]
 
 log = get_logger(__name__)
 #: Stored positions, each with the last value that its stream's sequence gave out; null where that cannot be read. Sequences are
@@ -51,11 +52,29 @@ def possible_positions(
     that is not in ``known`` gets the lowest position of the stream's other writers. Streams in memory are not checked,
     because they and their sequences start again.
     """
-    sequences = {
-        stream.name: stream.declaration.sequence
-        for stream in lookup.all_streams()
-        if not stream.declaration.in_memory and (streams is None or stream.name in streams)
+    declared = [bound.declaration for bound in lookup.all_streams() if streams is None or bound.name in streams]
+    found, given_out = _read(cursor, streams, declared)
+    return {
+        name: _held(stored, max(given_out[name], 1), (known or {}).get(name, {})) if name in given_out else stored
+        for name, stored in found.items()
     }
+
+
+def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple[dict[str, StoredPosition], int | None]:
+    """Returns the same of one stream, which need not be bound, and the last value that its sequence gave out.
+
+    That value is null for a stream in memory, and if the role may not read the sequence.
+    """
+    found, given_out = _read(cursor, [declaration.name], [declaration])
+    stored, last_value = found.get(declaration.name, {}), given_out.get(declaration.name)
+    return (stored if last_value is None else _held(stored, max(last_value, 1), {})), last_value
+
+
+def _read(
+    cursor: Any, streams: Collection[str] | None, declared: Iterable[StreamDeclaration]
+) -> tuple[dict[str, dict[str, StoredPosition]], dict[str, int]]:
+    """Returns the stored positions, and the last values of the sequences that can be read, by stream."""
+    sequences = {stream.name: stream.sequence for stream in declared if not stream.in_memory}
     cursor.execute(
         _WITH_GIVEN_OUT,
         {
@@ -71,10 +90,7 @@ def possible_positions(
         found.setdefault(stored.stream, {})[stored.writer] = stored
         if last_value is not None:
             given_out[stored.stream] = last_value
-    return {
-        name: _held(stored, max(given_out[name], 1), (known or {}).get(name, {})) if name in given_out else stored
-        for name, stored in found.items()
-    }
+    return found, given_out
 
 
 def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str, At]) -> dict[str, StoredPosition]:

@@ -23,7 +23,15 @@ from typing import Any
 from streams.db import driver
 from streams.runtime.logs import get_logger
 
-__all__ = ["FRESH_SECONDS", "LOOK_GAP_SECONDS", "OneTimeWords", "ReceivedWords", "TrustedSessions", "WriterSessions"]
+__all__ = [
+    "FRESH_SECONDS",
+    "LOOK_GAP_SECONDS",
+    "OneTimeWords",
+    "ReceivedWords",
+    "TrustedSessions",
+    "WriterSessions",
+    "stranger_with_lock",
+]
 
 log = get_logger(__name__)
 #: For so long an answer about a session that relays hints is believed.
@@ -49,7 +57,16 @@ _WRITERS = f"""
 SELECT i.name, a.pid FROM streams_instance i JOIN pg_stat_activity a ON a.pid = i.lock_backend_pid
 WHERE i.state <> 'retired' AND {_MAY_WRITE}
 """
+#: Session and role that hold an advisory lock, and whether the role may write. Parameter: the lock's key.
+_HOLDER = f"SELECT a.pid, a.usename, ({_MAY_WRITE}) {driver.LOCK_HOLDERS} LIMIT 1"
 _TRUSTED = f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s::int[]) AND {_MAY_WRITE}"
+
+
+def stranger_with_lock(cursor: Any, key: int) -> str:
+    """Returns the session that holds an advisory lock, in words, if its role may not write positions. Empty otherwise."""
+    cursor.execute(_HOLDER, [key])
+    row = cursor.fetchone()
+    return "" if row is None or row[2] else f"database session {row[0]} of role {row[1]}"
 
 
 class OneTimeWords:

@@ -11,6 +11,7 @@
     ├── PortTaken                somebody else listens there
     ├── WrongRemote              the server says that it is another one than we want to follow
     ├── RedisRefused             the Redis server does not let us
+    ├── ChannelLocked            a session that is none of ours keeps us from publishing on Redis
     ├── TooManyWriters           the server names more writers and streams than any real one has
     ├── DatabaseRestored         the database is another one than before: what was said of its positions means nothing now
     ├── CatchUpError             facts that were missed cannot be fetched now
@@ -27,6 +28,7 @@ __all__ = [
     "BadAddress",
     "BadCertificate",
     "CatchUpError",
+    "ChannelLocked",
     "CommandError",
     "DatabaseRestored",
     "GapError",
@@ -84,6 +86,10 @@ class WrongRemote(ReplicationError):
 
 class RedisRefused(ReplicationError):
     """The Redis server does not take our password, or does not let us do what we have to."""
+
+
+class ChannelLocked(ReplicationError):
+    """A session of a role that may not write holds the lock of those that publish on a Redis channel."""
 
 
 class TooManyWriters(ReplicationError):

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from streams.runtime.logs import LineBound
 from streams.runtime.masking import BLOT, masked
 
 __all__ = ["FORMS", "log_uncaught", "logging_config"]
@@ -27,6 +28,8 @@ __all__ = ["FORMS", "log_uncaught", "logging_config"]
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
 LONGEST_TRACE = 20_000
+#: Most lines about refused requests within so many seconds, and the characters of one that are written.
+REFUSED_LINES, REFUSED_SECONDS, LONGEST_REFUSED = 10, 10.0, 200
 #: Shorter secrets are not masked: they would hide ordinary words.
 SHORTEST_SECRET = 6
 #: Characters beyond the cut that are searched, too, so that a secret across the cut is found whole.
@@ -88,6 +91,29 @@ def _visible(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
+class RefusedRequests(logging.Filter):
+    """A filter that bounds what refused requests (4xx and 503) write: the lines, their length, and no trace.
+
+    Any client can cause them, as fast as it sends. Metrics count all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._bound = LineBound(REFUSED_LINES, REFUSED_SECONDS)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Shortens the line of such a request. Returns false if there were ``REFUSED_LINES`` of them just now."""
+        status = getattr(record, "status_code", 0)
+        if not (400 <= status < 500 or status == 503):
+            return True
+        if not self._bound.has_room():
+            return False
+        text = record.getMessage()
+        cut = f"... ({len(text)} characters)" if len(text) > LONGEST_REFUSED else ""
+        record.msg, record.args, record.exc_info = text[:LONGEST_REFUSED] + cut, (), None
+        return True
+
+
 class _Stderr(logging.StreamHandler[Any]):
     """A handler for standard error. A line that cannot be formatted is reported as a line, not as a trace between lines."""
 
@@ -142,7 +168,8 @@ def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[s
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"structured": formatter},
-        "handlers": {"stderr": {"()": _Stderr, "formatter": "structured"}},
+        "filters": {"refused_requests": {"()": RefusedRequests}},
+        "handlers": {"stderr": {"()": _Stderr, "formatter": "structured", "filters": ["refused_requests"]}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             # Django configures handlers of its own, whose lines have another form.

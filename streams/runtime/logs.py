@@ -7,12 +7,13 @@ logged, not the status itself: ``Condition`` logs once when something begins, an
 from __future__ import annotations
 
 import logging
+import math
 import time
 from typing import Any, cast
 
 import structlog
 
-__all__ = ["Condition", "get_logger", "one_line"]
+__all__ = ["Condition", "LineBound", "get_logger", "one_line"]
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
@@ -52,3 +53,20 @@ class Condition:
         since, self._since = self._since, None
         if since is not None:
             self._log.info(self._ends, **self._who, seconds=round(time.monotonic() - since, 1), **fields)
+
+
+class LineBound:
+    """A bound on the lines that clients cause: at most ``lines`` within ``seconds``. Beyond that they are only counted."""
+
+    def __init__(self, lines: int, seconds: float) -> None:
+        self._most, self._seconds = lines, seconds
+        self._begun = -math.inf
+        self._lines = 0
+
+    def has_room(self) -> bool:
+        """Returns true if one more line may be written now, and takes its place."""
+        now = time.monotonic()
+        if now >= self._begun + self._seconds:
+            self._begun, self._lines = now, 0
+        self._lines += 1
+        return self._lines <= self._most

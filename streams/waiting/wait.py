@@ -209,7 +209,7 @@ class _PositionView(Subscriber):
             writer, at = next(found, ("", 0))
             where = f"writer {writer!r} is at {seen.position_of(writer)}, wanted {at}"
         return WaitTimedOut(
-            f"Stream {waiter.stream}: not there after {seconds:g} s: {where}. manage.py streams tells what holds it back; "
+            f"Stream {waiter.stream}: not there after {seconds:g} s: {where}. manage.py streams shows what holds it back; "
             f"wait longer, or go on with what there is."
         )
 

@@ -6,6 +6,7 @@ runs outside a transaction (autocommit), because its locks are session locks and
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ __all__ = [
     "describe_lock_holder",
     "end",
     "hold_positions",
+    "lock_start",
     "mark_draining",
     "store_entry",
     "take",
@@ -30,6 +32,7 @@ __all__ = [
 
 _MOST_NUMBERS = 10_000
 _ENDING_SECONDS = 1.0
+_TRY_AGAIN_SECONDS = 0.05
 _LOCK_NOT_AVAILABLE = "55P03"
 
 #: Streams that a writer has not left.
@@ -37,7 +40,7 @@ ACTIVE_STREAMS = (
     "SELECT stream FROM streams_streamposition WHERE instance_name = %s AND state <> 'retired' ORDER BY stream"
 )
 _HOLDER = f"""
-SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start
+SELECT a.pid, coalesce(host(a.client_addr), 'local'), a.application_name, a.state, a.xact_start, a.usename
 {driver.LOCK_HOLDERS}
 LIMIT 1
 """
@@ -119,11 +122,16 @@ def _describe_instance(cursor: Any, name: str) -> str:
 
 
 def describe_lock_holder(cursor: Any, key: int) -> str:
-    """Returns `` (database session PID from ADDRESS, APPLICATION, STATE)`` of the lock's holder, empty if it is free."""
+    """Returns `` (database session PID from ADDRESS, APPLICATION, STATE)`` of the lock's holder, empty if it is free.
+
+    PostgreSQL hides address and state of another role's session. Then it is `` (database session PID of role ROLE)``.
+    """
     cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
     if row is None:
         return ""
+    if row[3] is None:
+        return f" (database session {row[0]} of role {row[5]})"
     since = f", transaction open since {row[4]:%H:%M:%S}" if row[4] else ""
     return f" (database session {row[0]} from {row[1]}, {row[2]!r}, {row[3]}{since})"
 
@@ -157,6 +165,21 @@ def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
         if not cursor.connection.closed:
             cursor.execute("SET lock_timeout = 0")
     return True
+
+
+def lock_start(cursor: Any, stream: str, seconds: float = 0.0) -> bool:
+    """Takes the start lock, which writers hold while they enter a stream, until the transaction ends.
+
+    Returns false if another session still holds it after so many seconds.
+    """
+    key, deadline = driver.start_key(cursor, stream), time.monotonic() + seconds
+    while True:
+        cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [key])
+        if cursor.fetchone()[0]:
+            return True
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_TRY_AGAIN_SECONDS)
 
 
 def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> None:

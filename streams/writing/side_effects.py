@@ -157,6 +157,10 @@ def _drop_at_end(
             _all_pending.pop(number, None)
     _all_pending[id(pending)] = pending
     spoil_begun(drops, owner)
+    # Taken now, in the life of the stream in which the IDs were given out. A stream in memory gives them out again in its next
+    # generation, and a restored database does so, too. A learns late that its transaction was committed, and B's fact has the
+    # same ID by then: B's fact must not be skipped.
+    own_ids = cache_feed.own_ids(stream.name, alias)
 
     def end(written: bool) -> None:
         if written:
@@ -164,7 +168,7 @@ def _drop_at_end(
             # Only now, so that the feed does not skip these facts earlier. A's answer to COMMIT is lost. Another process
             # finds A's facts complete, and A's feed reads them before A knows how its transaction ended: then the feed
             # drops the values.
-            cache_feed.note_own(stream.name, ids, alias)
+            own_ids.update(ids)
         _all_pending.pop(id(pending), None)
 
     record.at_end.append(end)

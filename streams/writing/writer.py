@@ -18,6 +18,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -60,7 +61,8 @@ from streams.writing.transaction import OpenTransaction
 __all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess"]
 
 log = get_logger(__name__)
-
+#: Pause between two attempts to enter a stream while another session holds its start lock.
+_ENTER_GAP_SECONDS = 0.01
 
 #: Announcements do not wait for the disk, because the next one repairs a lost one. If commits of facts do not wait for the disk
 #: either, announcements do: otherwise a crash could make the sequence give out IDs again that were announced to followers.
@@ -214,7 +216,13 @@ class WriterProcess:
             # again. Without its former streams it would live, but be a writer of no stream until its next append.
             self._left.update(self.trackers)
             self._install(*taken)
-            self._resume(self._left)
+            try:
+                self._resume(self._left)
+            except (
+                BaseException
+            ):  # the loop tries again: no other process would move the positions of the missing streams on
+                self.fenced("not all its streams were entered")
+                raise
             self._left.clear()
             log.info("writer.holds_again", writer=self.name, lease=self.lease, streams=list(self.trackers))
             if self.drain_asked_by:
@@ -286,28 +294,48 @@ class WriterProcess:
     def enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
         """Returns the present tenure and its tracker of a stream. Enters the stream on first use.
 
-        Raises as ``hold`` does, and ``WriterNotAllowed`` or ``SequenceBehind``.
+        Raises as ``hold`` does, and ``WriterNotAllowed`` or ``SequenceBehind``, or ``WriterBusy`` if another session
+        keeps all writers out of the stream.
         """
         self.hold()
         tenure = self.tenure
         tracker = tenure.trackers.get(stream.name)
         if tracker is None:
-            with self._lock:
-                tenure = self.tenure
-                tracker = tenure.trackers.get(stream.name) or self._enter(stream)
+            self._check_allowed(stream)
+            tenure, tracker = self._enter(stream)
+            for other in stream.sharing:  # an ID taken here moves the other's position, too, so that it does not lag
+                if self._is_allowed(other):
+                    self._enter(other)
+            self._background.wake()
         return tenure, tracker
 
-    def _enter(self, stream: BoundStream) -> PositionTracker:
+    def _enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
         """Enters a stream as ``streams.core.recovery`` describes. The writer's row is committed before its first reservation."""
-        self._check_allowed(stream)
-        tracker = self._start(stream)
-        for other in stream.sharing:  # an ID taken here moves the other's position, too, so that it does not lag
-            if other.name not in self.trackers and self._is_allowed(other):
-                self._start(other)
-        self._background.wake()
-        return tracker
+        seconds = stream_settings().lease_timeout_seconds
+        deadline = time.monotonic() + seconds
+        while True:
+            with self._lock:
+                tenure = self.tenure
+                tracker = tenure.trackers.get(stream.name) or self._start(stream)
+            if tracker is not None:
+                return tenure, tracker
+            if time.monotonic() > deadline:
+                raise self._kept_out(stream, seconds)
+            # The wait holds neither our lock (except in ``_resume``) nor the control connection. Otherwise: B, a session that may
+            # only read, keeps the start lock of a stream. A waits for it, and announces nothing on all other streams.
+            time.sleep(_ENTER_GAP_SECONDS)
+            self.hold()  # the name may be lost, or be given up, meanwhile
 
-    def _start(self, stream: BoundStream) -> PositionTracker:
+    def _kept_out(self, stream: BoundStream, seconds: float) -> WriterBusy:
+        with self.control_cursor() as cursor:
+            holder = leases.describe_lock_holder(cursor, driver.start_key(cursor, stream.name))
+        return WriterBusy(
+            f"Writer {self.name!r} cannot enter stream {stream.name!r}: after {seconds:g} s another session still holds the "
+            f"lock of those that enter it{holder}. Repeat the transaction, or end that session: pg_terminate_backend."
+        )
+
+    def _start(self, stream: BoundStream) -> PositionTracker | None:
+        """Starts a tracker and commits the writer's row. Returns None while another session holds the start lock."""
         with self.control_cursor() as cursor:
             if stream.declaration.in_memory:
                 self._resolve_the_dead(cursor, stream)
@@ -315,8 +343,9 @@ class WriterProcess:
             # position cannot pass one that is open.
             with driver.in_transaction(cursor):
                 tracker = self._start_on(cursor, stream)
-        self.tenure.entering.add(stream.name)
-        self.trackers[stream.name] = tracker
+        if tracker is not None:
+            self.tenure.entering.add(stream.name)
+            self.trackers[stream.name] = tracker
         return tracker
 
     def _resolve_the_dead(self, cursor: Any, stream: BoundStream) -> None:
@@ -325,10 +354,11 @@ class WriterProcess:
         for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
             dead_writers.resolve_writer(cursor, writer, self.name)
 
-    def _start_on(self, cursor: Any, stream: BoundStream) -> PositionTracker:
+    def _start_on(self, cursor: Any, stream: BoundStream) -> PositionTracker | None:
         # One start on a stream at a time. Otherwise A and B, the first writers of a stream in memory, would each find no living
         # writer, and B would delete the facts that A has appended since.
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [driver.start_key(cursor, stream.name)])
+        if not leases.lock_start(cursor, stream.name):
+            return None
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         if stream.declaration.in_memory and all(w == self.name or at.state == RETIRED for w, at in stored.items()):
             begin_generation(cursor, stream)

@@ -42,7 +42,7 @@ def test_a_dump_goes_back_with_its_rights_and_begins_a_new_epoch(site, server, t
         )
         restored.load(text.stdout.replace(site.name, restored.name))
         assert restored.manage("check_streams").returncode == 0
-        with restored.session() as cursor, pytest.raises(EpochChanged, match="made anew"):
+        with restored.session() as cursor, pytest.raises(EpochChanged, match="recreated"):
             epochs.check_epoch(cursor, old, "Reader r")
         with restored.session("replsite_reader") as cursor:
             cursor.execute("SELECT max(position) FROM streams_streamposition")

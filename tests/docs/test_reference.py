@@ -42,7 +42,7 @@ def imported_by() -> dict[str, set[str]]:
 
 
 def test_packages_are_known_to_whom_the_page_says() -> None:
-    _, _, table = page("dependencies.md").partition("## Known to few")
+    _, _, table = page("dependencies.md").partition("## Imported in few modules")
     told: dict[str, set[str]] = defaultdict(set)
     for name, rest in re.findall(r"^\| (\w+) \| (`.*) \|$", table, re.M):  # a package with many has several rows
         told[name] |= set(re.findall(r"`([^`]+)`", rest))

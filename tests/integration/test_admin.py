@@ -10,6 +10,7 @@ from django.contrib import admin
 from django.contrib.auth.models import Permission
 from django.db import connection
 from django.db.models import CompositePrimaryKey
+from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from django.utils import timezone
 
@@ -17,7 +18,7 @@ from events.models import Event, EventEdge, EventJson, Room
 from pipeline.models import Job, QuarantinedLine
 from state.models import StateGroup, StateGroupDelta
 from streams.admin.base import EstimatedPaginator
-from streams.models import CacheInvalidation, Instance, Reader, StreamPosition, WriterResolution
+from streams.models import CacheInvalidation, Instance, Reader, RecordedFact, StreamPosition, WriterResolution
 
 pytestmark = pytest.mark.django_db
 
@@ -100,6 +101,44 @@ def test_nothing_can_be_added_changed_or_deleted(admin_client, filled, model):
 def test_every_search_answers(admin_client, filled, model):
     for words in ("$a/+b", "5", "x\x00y", "%", "'"):
         assert admin_client.get(changelist(model), {"q": words}).status_code in (200, 302), words
+
+
+@pytest.mark.parametrize("model", MODELS, ids=IDS)
+@pytest.mark.parametrize(
+    "asked", [{"pk__regex": "("}, {"pk__in": "1,2"}, {"pk__isnull": "maybe"}, {"pk__gt": "9" * 4_000}]
+)
+def test_no_list_takes_lookups_that_it_does_not_offer(admin_client, filled, model, asked):
+    assert admin_client.get(changelist(model), asked).status_code == 400
+
+
+def test_lists_take_the_lookups_that_they_offer(admin_client, filled):
+    for name, value in (
+        ("stream", "events"),
+        ("stream__exact", "events"),
+        ("state__exact", "x"),
+        ("stream__isnull", "True"),
+    ):
+        assert admin_client.get(changelist(StreamPosition), {name: value}).status_code == 200
+    assert admin_client.get(changelist(RecordedFact), {"server__id__exact": "1"}).status_code == 200
+    # A value that the database takes nowhere is no error of ours.
+    assert admin_client.get(changelist(StreamPosition), {"stream": "\0"}).status_code in (302, 400)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=IDS)
+def test_no_address_makes_a_list_sort_its_table(admin_client, filled, model):
+    assert orders(admin_client, model, {"o": "1.2.3"}) == orders(admin_client, model, {})
+
+
+def orders(client, model, asked):
+    with CaptureQueriesContext(connection) as queries:
+        assert client.get(changelist(model), asked).status_code == 200
+    return [one["sql"].partition(" ORDER BY ")[2] for one in queries if model._meta.db_table in one["sql"]]
+
+
+def test_a_search_longer_than_all_names_finds_nothing_at_once(admin_client, filled, django_assert_max_num_queries):
+    with django_assert_max_num_queries(8) as queries:
+        assert admin_client.get(changelist(StreamPosition), {"q": "x " * 2_000}).status_code == 200
+    assert max(len(one["sql"]) for one in queries.captured_queries) < 5_000
 
 
 TURNING = "a\x1b[2Jb\u202ec\u2066"
@@ -188,3 +227,6 @@ def test_large_tables_are_estimated_and_small_ones_counted(filled, monkeypatch):
         cursor.execute("ANALYZE streams_cacheinvalidation")
     assert EstimatedPaginator(rows, 10).count == 51
     assert EstimatedPaginator(rows.filter(instance_name="w"), 10).count == 11
+    assert EstimatedPaginator(rows, 10).num_pages == 6
+    monkeypatch.setattr(EstimatedPaginator, "most_pages", 3)
+    assert EstimatedPaginator(rows, 10).num_pages == 3

@@ -95,7 +95,7 @@ def test_event_page_shows_what_changed_and_the_full_state(admin_client, made):
     "flags, words",
     [
         ({"rejected_reason": "membership: <no>"}, ["rejected", "membership: &lt;no&gt;"]),
-        ({"soft_failed": True}, ["soft-failed", "never a leaf"]),
+        ({"soft_failed": True}, ["soft-failed", "never a forward extremity"]),
         ({"outlier": True}, ["outlier", "no place in the graph"]),
         ({}, ["accepted"]),
     ],
@@ -177,7 +177,7 @@ def test_bytes_that_are_no_json_are_shown(admin_client, made):
     store_room(made.events)
     EventJson.objects.filter(event_id=message.event_id).update(json=b"\xff{not json")
     page = page_of(admin_client, message)
-    assert "\\xff{not json" in page and "redacted form cannot be told" in page
+    assert "\\xff{not json" in page and "redacted form is not known" in page
 
 
 @pytest.mark.parametrize("page", ["0", "2", "-1", "x", "99999999", "9" * 40, "²"])

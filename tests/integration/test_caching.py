@@ -14,10 +14,11 @@ from django.db import connection, connections, transaction
 
 from streams import epochs, registry
 from streams.caching import invalidate_room_state
+from streams.core.invalidation import Invalidation
 from streams.db.driver import OperationalError
 from streams.errors import BadCacheKey
 from streams.load_generator import generator
-from streams.models import CacheInvalidation, StreamPosition
+from streams.models import CacheInvalidation, Presence, StreamPosition
 from streams.reading import cache_feed, watcher
 from streams.reading.position_notifications import PositionNotification
 from tests.integration import cached_words
@@ -365,6 +366,54 @@ def test_too_far_behind_drops_everything(monkeypatch, other):
     token = int(other.ask("set", "a", "1"))
     registry.get("caches").wait_for(token, 20.0)
     assert word("b") == "2"
+
+
+def unread_own() -> list[int]:
+    """The own facts that the feed holds back for rows that it has still to read."""
+    return [number for ids in feed()._own.values() for number in ids]
+
+
+def test_own_facts_that_were_left_out_are_not_held_for_ever(monkeypatch):
+    monkeypatch.setattr(cache_feed, "MOST_ROWS", 0)
+    assert word("a") is None
+    own = feed()
+    token = set_word("a", "1")
+    wait_until(lambda: token <= max(own._cursors["caches"].positions.values(), default=0), 20.0)
+    wait_until(lambda: not unread_own(), 20.0)
+
+
+def test_own_facts_whose_rows_were_compacted_are_not_held_for_ever(monkeypatch):
+    stream = registry.get("presence")
+    monkeypatch.setattr(stream, "drops", stream.drops)
+    monkeypatch.setattr(stream, "dropped_caches", frozenset())
+    stream.add_caches("streams_presence", {"cached_words": ["user_id"]})
+    assert word("@a:x") is None
+    own = feed()
+    with transaction.atomic():
+        for state in ("online", "unavailable", "offline"):
+            token = stream.append(Presence(user_id="@a:x", state=state))[0]
+    wait_until(lambda: token <= max(own._cursors["presence"].positions.values(), default=0), 20.0)
+    wait_until(lambda: not unread_own(), 20.0)
+
+
+def test_own_facts_of_a_former_generation_hide_none_of_the_next(monkeypatch, run_manage):
+    """The next generation gives out the same IDs. A value stayed that another process had made old there."""
+    stream = registry.get("typing")
+    monkeypatch.setattr(stream, "drops", lambda row: [Invalidation("cached_words", None)])
+    monkeypatch.setattr(stream, "dropped_caches", frozenset({"cached_words"}))
+    append = ("append", "typing", "--count", "1", "--instance")
+    assert run_manage(*append, "first").returncode == 0
+    store_quietly("a", "1")
+    assert word("a") == "1"
+    late = cache_feed.own_ids("typing", feed()._using)
+    late.update(range(1, 10))  # of facts that are known to be committed, and not read yet
+    store_quietly("a", "2")
+    assert run_manage(*append, "second").returncode == 0
+    wait_until(lambda: word("a") == "2", 20.0)
+    late.update(range(1, 10))  # of one that is known only now
+    store_quietly("a", "3")
+    assert run_manage(*append, "third").returncode == 0
+    wait_until(lambda: word("a") == "3", 20.0)
 
 
 def test_rule_that_fails_drops_everything(monkeypatch, run_manage):

@@ -105,6 +105,29 @@ def test_a_room_that_is_being_purged_is_left_and_told():
     assert rows(room_id) == stored
 
 
+def test_a_room_whose_writers_use_old_groups_again_and_again_is_told(monkeypatch):
+    """After each pass, before the old groups are deleted, an event has one of them again."""
+    room_id, _ = foreign()
+    old = dict(Event.objects.filter(state_group__isnull=False).values_list("pk", "state_group"))
+    last, real, passes = max(old), RoomCompaction.clean_up, []
+
+    def clean_up(work):
+        passes.append(Event.objects.get(pk=last).state_group)
+        Event.objects.writable().filter(pk=last).update(state_group=old[last])
+        return real(work)
+
+    monkeypatch.setattr(RoomCompaction, "clean_up", clean_up)
+    done = outcome(room_id)
+    assert len(passes) == 3 and old[last] not in passes
+    assert done["unfinished"] == [room_id] and done["compressed"] == 1
+    assert list(CompressStateKind().lines(done))[1:] == [
+        f"{room_id}: events came to use old state groups meanwhile, which stay; run it again when less is stored"
+    ]
+    monkeypatch.undo()
+    assert outcome(room_id, "--least-saving", "0")["unfinished"] == []
+    assert not StateGroup.objects.filter(pk=old[last]).exists()
+
+
 def test_a_damaged_room_does_not_hold_up_the_others():
     room_id, _ = foreign()
     broken, _ = foreign("v11_redactions", 5_000)

@@ -186,7 +186,7 @@ def test_dump_that_is_loaded_again_refuses_tokens_of_before(restored):
     append()
     old = now()
     copy = restored()
-    with pytest.raises(EpochChanged, match="made anew"):
+    with pytest.raises(EpochChanged, match="recreated"):
         epochs.check_epoch(copy, old, "Reader r")
     copy.execute("SELECT word, reason FROM streams_epoch ORDER BY id")
     assert [row[0] for row in copy.fetchall()] == [old, epochs.current_epoch(copy)]

@@ -156,3 +156,20 @@ def test_leaf_that_turns_out_rejected_is_seen_through_by_what_comes_with_the_ver
     persist([incoming(event, backfilled=True) for event in (*made.events[: made.events.index(late)], above)])
     assert Event.objects.get(event_id=late.event_id).rejected_reason is not None
     assert leaves(made.room_id) == [above.event_id]
+
+
+@pytest.mark.parametrize("backfilled", [True, False])
+def test_leaf_is_reached_once_all_that_a_given_state_came_from_is_here(backfilled):
+    """A state is given for a merge of two forks. The first fork alone does not explain it; the second does, with the first."""
+    made = closed_room()
+    base = made.message()
+    persist_all(made.events)
+    one, other = made.topic("one", [base]), made.member(EVE, "join", [base])
+    merge = made.message([one, other])
+    told = {**made.state_after(one.event_id), ("m.room.member", EVE): other.event_id}
+    persist(with_its_state(made, merge, told))
+    persist([incoming(one)])
+    assert {one.event_id, merge.event_id} <= set(leaves(made.room_id))
+    persist([incoming(other, backfilled=backfilled)])
+    assert leaves(made.room_id) == [merge.event_id]
+    assert_well(made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 import time
 
@@ -502,6 +503,41 @@ def test_connections_that_come_and_go_are_counted_and_few_of_them_are_told_of(st
     counted("peer closed", "closed", 900)
     turns = time.monotonic() - begun + 2  # the table is told once a second
     assert Reader.objects.count() <= MOST_LOST * turns
+
+
+def test_connections_that_come_and_go_fill_no_log(start_manage, tmp_path):
+    """Each wrote up to two and a half thousand bytes: follows, its error, closing, ended, each with its name."""
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        arguments = ("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
+        port = ready_ports(start_manage(*arguments, stderr=log, env={"REPLSITE_LOG_LEVEL": "INFO"}))["replication"]
+        before, wide = path.stat().st_size, "\u4e00"
+        said = f"NAME {wide * 200}\nERROR {wide * 500}\nREPLICATE\nBOGUS\n"
+        for _ in range(400):
+            with connect(port, said.encode()) as made:
+                drain(made)
+        counted("parse error", "closed", 400)
+    lines = path.read_bytes()[before:].decode().splitlines()
+    for event in ("replication.follows", "replication.client_error", "replication.closing", "replication.ended"):
+        assert any(event in line for line in lines)
+    assert sum(" event=replication." in line for line in lines) < 400
+
+
+def test_what_comes_behind_a_broken_rule_is_no_line_each(start_manage, tmp_path):
+    """The end of a connection was logged again with each piece of input that had been read before it."""
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        arguments = ("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
+        port = ready_ports(start_manage(*arguments, stderr=log, env={"REPLSITE_LOG_LEVEL": "INFO"}))["replication"]
+        made = connect(port)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            made.sendall(b"x" * 20_000)
+            for _ in range(20_000):
+                made.send(b"x")
+        drain(made)
+        counted("line too long", "closed")
+    assert path.read_text().count("event=replication.closing") == 1
 
 
 @pytest.mark.parametrize("said", [b"", b"P", b"\n", b"PING 1\nUSER_SYNC w @a:b start 1\n", b"x" * 16_000])

@@ -3,6 +3,7 @@
 import pytest
 
 from events.errors import Reason
+from events.integrity.repair import check_room
 from events.models import CurrentStateDelta, Event, EventVisibility, Room
 from events.persist.batch import Incoming, with_state
 from events.reading.timeline import state_at
@@ -18,6 +19,7 @@ from tests.support.persisted_rooms import (
     persist_all,
     ranges,
     replayed_state,
+    verdicts,
 )
 
 pytestmark = pytest.mark.django_db
@@ -132,6 +134,125 @@ def test_repeating_a_join_changes_nothing():
         ranges(made.room_id),
         StateGroup.objects.count(),
     ) == before
+
+
+# --- entries that nothing vouches for ------------------------------------------------------------------------------
+
+LEVELS, RULES = ("m.room.power_levels", ""), ("m.room.join_rules", "")
+VERSIONS = ("1", "2", "3", "6", "10", "11", "12")
+
+
+def by_eve(made, parts, named, prev):
+    """A state event of hers, whose auth events are the room's create event, her membership and those named."""
+    state = made.state_after(prev.event_id)
+    auth = [state["m.room.member", EVE], *named]
+    auth += [] if made.version == "12" else [made.create.event_id]
+    old = made.version in ("1", "2")
+    own = {"event_id": f"$eve{len(made.events)}:e.test"} if old else {}
+    listed = [[event_id, {}] for event_id in auth] if old else auth
+    return made.send({"state_key": "", "sender": EVE, "auth_events": listed, **own, **parts}, [prev])
+
+
+def joined_on(made, state, chain=()):
+    """The batch of BOB's join on a state, as Eve's server tells it."""
+    made._states["$hidden"] = state
+    join = made.member(BOB, "join", prev=["$hidden"])
+    texts = {event.event_id: event.json for event in made.events}
+    return join, with_state(
+        incoming(join), [texts[entry] for entry in state.values()], [texts[event_id] for event_id in chain]
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "how", ["kept back", "kept back below", "kept back, and stored before", "stored before its own"]
+)
+def test_levels_that_nothing_vouches_for_do_not_count_at_a_join(version, how):
+    """Eve's server, through which BOB joins, makes her an admin by an event whose auth events it does not give."""
+    made = public_room(version)
+    made.member(EVE, "join")
+    last = made.message()
+    state = made.state_after(last.event_id)
+    parts = {"type": LEVELS[0], "content": {"users": {EVE: 100}}}
+    missing = ["$kept_back:e.test"] if how != "stored before its own" else [state[LEVELS]]
+    lie = by_eve(made, parts, missing, last)
+    chain = list(state.values())
+    if how == "kept back below":
+        chain.append(lie.event_id)
+        lie = by_eve(made, parts, [lie.event_id], last)
+    if "stored" in how:
+        persist([incoming(lie, outlier=True)])
+        assert verdicts(made.room_id) == {lie.event_id: (False, False)}
+    told_state = {**state, LEVELS: lie.event_id}
+    join, batch = joined_on(made, told_state, chain)
+    outcome = persist(batch)
+    assert outcome.refused == [] and verdict(outcome, join).rejected_reason is None
+    del state[LEVELS]
+    assert current_state(made.room_id) == {**state, ("m.room.member", BOB): join.event_id}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_join_that_only_such_an_entry_allows_is_rejected(version):
+    made = public_room(version)
+    made.member(EVE, "join")
+    last = made.state(*RULES, {"join_rule": "invite"})
+    state = made.state_after(last.event_id)
+    lie = by_eve(made, {"type": RULES[0], "content": {"join_rule": "public"}}, ["$kept_back:e.test"], last)
+    join, batch = joined_on(made, {**state, RULES: lie.event_id}, state.values())
+    outcome = persist(batch)
+    assert "not invited" in verdict(outcome, join).rejected_reason
+    assert leaves(made.room_id) == [] and current_state(made.room_id) == {}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("first", ["in one batch", "outliers first", "entries first"])
+def test_entries_whose_auth_chain_comes_with_them_count(version, first):
+    """Levels were changed twice, and the first ones, which are no part of the state, are of the auth chain."""
+    made = public_room(version)
+    made.member(EVE, "join")
+    users = {} if version == "12" else {ALICE: 100}
+    made.state(*LEVELS, {"users": {**users, EVE: 50}})
+    last = made.send({"type": "m.room.topic", "state_key": "", "sender": EVE, "content": {"topic": "x"}})
+    made.state(*LEVELS, {"users": users})
+    state = made.state_after(made.events[-1].event_id)
+    join, batch = joined_on(made, state, [event.event_id for event in made.events if event.is_state])
+    if first == "outliers first":
+        persist(batch[:-1])
+    if first == "entries first":
+        entries = [event for event in made.events if event.event_id in state.values()]
+        for event in reversed(entries):
+            persist([incoming(event, outlier=True)])
+    outcome = persist(batch)
+    assert verdict(outcome, join).rejected_reason is None
+    assert current_state(made.room_id) == made.state_after(join.event_id)
+    assert state["m.room.topic", ""] == last.event_id
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("backfilled", [True, False])
+@pytest.mark.parametrize("with_it", [True, False])
+def test_only_a_create_event_stands_on_nothing(version, backfilled, with_it):
+    """Such an event had the state that was told with it, which nothing of the room can ever contradict."""
+    made = public_room(version)
+    persist_all(made.events, 100)
+    state = made.state_after(made.events[-1].event_id)
+    named = [entry for key, entry in state.items() if key[0] in ("m.room.power_levels", "m.room.member")]
+    named += [] if version == "12" else [made.create.event_id]
+    listed = [[event_id, {}] for event_id in named] if version in ("1", "2") else named
+    floating = made.send({"type": "m.room.message", "auth_events": listed}, prev=[])
+    about = {"state_before": list(state.values())} if with_it else {}
+    outcome = persist([incoming(floating, backfilled=backfilled, **about)])
+    assert reasons(outcome) == [Reason.NO_PREV_EVENTS] and outcome.stored == []
+    assert check_room(made.room_id).clean
+
+
+def test_a_create_event_has_no_state_before_it():
+    made = public_room()
+    persist_all(made.events, 100)
+    state = made.state_after(made.events[-1].event_id)
+    second = made.send({"type": "m.room.create", "state_key": ALICE, "content": {"room_version": "10"}}, prev=[])
+    persist([incoming(second, state_before=list(state.values()))])
+    assert check_room(made.room_id).clean
 
 
 # --- a state that cannot be ---------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import pytest
 
 from events.columns import EVENT_COLUMNS
 from events.models import Event
-from events.persist.batch import with_state
 from events.reading.timeline import state_at
 from events.room.state_assignment import RoomStates
 from state.rules.room_versions import room_version
+from tests.integration.test_extremities import with_its_state
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells
 from tests.oracle.answers import OurStates
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
@@ -125,7 +125,6 @@ def test_generated_rooms_have_what_is_hard():
 
 def arrive_with_gaps(made, states, choose):
     """Live events come in order but for some, and bring their state where that is needed; returns those left out."""
-    by_id = {event.event_id: event for event in made.events}
     here, left_out = set(), []
     start = choose.randrange(6, 15)
     for number, event in enumerate(made.events):
@@ -136,7 +135,7 @@ def arrive_with_gaps(made, states, choose):
             batch = [incoming(event)]
         else:
             before = states.builder.expand(states.before[event.event_id])
-            batch = with_state(incoming(event), [by_id[other].json for other in before.values()])
+            batch = with_its_state(made, event, before)
         assert persist(batch).refused == []
         here.add(event.event_id)
     return left_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.contrib.auth.models import User
 
-from tests.support.floods import connect, status_of
+from tests.support.floods import connect, head, status_of
 from tests.support.websocket_client import session_cookie
 from tests.support.wire_client import ready_ports
 
@@ -50,3 +50,28 @@ def test_a_websocket_to_no_address_of_ours_is_refused(port, path):
 @pytest.mark.parametrize("value", COOKIES)
 def test_a_websocket_with_a_made_up_cookie_is_refused(port, value):
     assert upgrade(port, "/ws/live/", f"Cookie: sessionid={value}\r\n").startswith(b"HTTP/1.1 403 ")
+
+
+ERRORS_OF_CLIENTS = {
+    "many fields": head("/admin/login/?" + "a&" * 1_001),
+    "many fields of catch-up": head("/_synapse/replication/get_repl_stream_updates/events/x?" + "a&" * 1_001),
+    "no such page": head("/" + "x%0a" * 2_000),
+    "a form of another origin": head("/admin/login/", f"Origin: http://{'x' * 8_000}\r\nContent-Length: 0\r\n", "POST"),
+}
+
+
+@pytest.mark.parametrize("said", ERRORS_OF_CLIENTS.values(), ids=ERRORS_OF_CLIENTS)
+def test_errors_of_clients_fill_no_log(start_manage, tmp_path, said):
+    """Each request wrote two to four thousand characters, some of them a trace."""
+    path = tmp_path / "log"
+    with path.open("wb") as log:
+        arguments = ("serve", "--http", "127.0.0.1:0", "--replication", "127.0.0.1:0")
+        port = ready_ports(start_manage(*arguments, stderr=log))["http"]
+        before = path.stat().st_size
+        for _ in range(100):
+            with connect(port, said) as made:
+                assert made.recv(200).startswith(b"HTTP/1.1 4")
+    text = path.read_bytes()[before:].decode()
+    assert "django." in text, "what is logged at all"
+    assert "Traceback" not in text
+    assert len(text) < 20_000

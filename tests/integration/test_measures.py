@@ -185,6 +185,14 @@ def test_only_numbers_that_differ_are_changes(before, after, changed):
     assert list(changed_rows(before, after)) == changed
 
 
+def test_a_dry_run_changes_nothing():
+    about = {"kind": "purge history", "state": JobState.DONE, "before": {"events": 4}, "after": {"events": 3}}
+    count_rows(Job.objects.create(**about, arguments={"dry_run": True}).pk, "default")
+    assert not WireCount.objects.exists()
+    count_rows(Job.objects.create(**about, arguments={"dry_run": False}).pk, "default")
+    assert WireCount.objects.get().total == 1
+
+
 def test_a_job_without_figures_changes_nothing():
     count_rows(Job.objects.create(kind="check streams", state=JobState.DONE).pk, "default")
     assert not WireCount.objects.exists()

@@ -51,6 +51,7 @@ from events.visibility.rebuild import rebuild_visibility
 from pipeline.jobs import throttle
 from pipeline.jobs.rows import killed_jobs
 from pipeline.jobs.run import queue_job
+from pipeline.maintenance import purge as purge_job
 from pipeline.models import Job
 from state.models import StateGroup, StateGroupDelta
 from state.store import StateDigest, full_states
@@ -592,6 +593,47 @@ def test_beside_a_live_writer(monkeypatch):
     run("orphans")
     check_groups(made.room_id)
     assert [found[2] for found in states([e.event_id for e in new])] == [made.state_after(e.event_id) for e in new]
+
+
+def test_a_dry_run_beside_a_live_writer_contradicts_itself_nowhere(monkeypatch):
+    """A state event is stored between each two of its queries."""
+    made = talked_room(30)
+    cut = made.events[-1].depth
+    meanwhile = []
+
+    def write():
+        persist_all([made.member(BOB, "join" if len(meanwhile) % 2 == 0 else "leave")])
+        connections.close_all()
+
+    def beside(module, name):
+        real = getattr(module, name)
+
+        def call(*arguments):
+            writer = threading.Thread(target=write)
+            writer.start()
+            writer.join(60)
+            meanwhile.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    beside(purge_job, "foresee_history")
+    beside(purge_job, "plan_groups")
+    before = room_figures(made.room_id, "default")
+    foreseen = purge(made.room_id, cut, "--dry-run")
+    assert len(meanwhile) == 2 and room_figures(made.room_id, "default") != before
+    assert {table: count for table, (count, _) in foreseen["tables"].items()} == before
+    assert foreseen["deleted"] == 29 and foreseen["tables"]["events_event"] == [
+        before["events_event"],
+        before["events_event"] - 29,
+    ]
+    job = Job.objects.get()
+    assert job.before == before and job.after == {table: after for table, (_, after) in foreseen["tables"].items()}
+    group_tables = ("state_stategroup", "state_stategroupdelta")
+    assert [foreseen["tables"][table][1] for table in group_tables] == [
+        before[table] - foreseen[gone]
+        for table, gone in zip(group_tables, ("state_groups_deleted", "state_rows_deleted"), strict=True)
+    ]
 
 
 def test_a_group_that_comes_into_use_meanwhile_stays():

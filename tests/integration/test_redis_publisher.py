@@ -15,6 +15,7 @@ from streams.conf import stream_settings
 from streams.db import driver
 from streams.models import CacheInvalidation, Reader
 from streams.replication.redis.publisher import _Lock
+from tests.support.forging import forger
 from tests.support.redis_server import RedisServer, redis_server
 from tests.support.waiting import wait_until
 from tests.support.wire_client import WireClient, ready_ports
@@ -356,3 +357,39 @@ def test_a_later_worker_catches_up_at_the_host_that_it_names(serve, watcher):
     assert ask(f"{path}/caches/t?{query}", "elsewhere")[0] == 400
     for page in ("/admin/login/", "/health/live", "/metrics"):
         assert ask(page, "master")[0] == 400, page
+
+
+def health_of_redis(process) -> dict:
+    """The part about Redis of what anybody is told."""
+    link = http.client.HTTPConnection("127.0.0.1", process.ports["http"], timeout=10)
+    link.request("GET", "/health")
+    return next(part for part in json.load(link.getresponse())["parts"] if part["name"] == "redis")
+
+
+def test_a_stranger_that_holds_the_channels_lock_is_told(serve, server, watcher):
+    """A session that may only read keeps every server from publishing; that is not what a server waits for in silence."""
+    with forger() as stranger:
+        stranger.execute(
+            "SELECT pg_try_advisory_lock(%s), pg_backend_pid()",
+            [driver.publisher_key(f"127.0.0.1:{server.port} {CHANNEL}")],
+        )
+        is_held, session_number = stranger.fetchone()
+        assert is_held
+        process = serve(stderr=subprocess.PIPE)
+        told = next(line for line in process.stderr if "redis.not_publishing" in line)
+        assert f"session {session_number}" in told
+        assert not health_of_redis(process)["well"]
+        assert not watcher.read()
+    is_publishing(watcher)
+    wait_until(lambda: health_of_redis(process)["well"])
+    second = serve(env={"REPLSITE_INSTANCE": "second"})
+    assert health_of_redis(second)["well"], "one that waits for a server of ours is well"
+
+
+def test_a_redis_that_is_away_is_told_by_health(serve, server, watcher):
+    process = serve()
+    is_publishing(watcher)
+    server.kill()
+    wait_until(lambda: not health_of_redis(process)["well"])
+    server.start()
+    wait_until(lambda: health_of_redis(process)["well"], 20.0)

@@ -16,16 +16,15 @@ from events.persist.room_cache import clear_caches
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import in_order
 from events.visibility.rebuild import ranges_anew, rebuild_visibility
-from events.visibility.recompute import tell_the_same
 from state.rules.room_versions import room_version
-from tests.integration.test_extremities import with_its_state
+from tests.integration.test_extremities import iter_growing, with_its_state
 from tests.integration.test_live_ranges import as_they_came, overlaps
 from tests.integration.test_visible_sql import STRANGER, compare
 from tests.properties.test_room_graph import slow_leaves
 from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms
 from tests.support.persisted_rooms import current_state, incoming, leaves, persist, replayed_state
-from tests.support.ranges import accepted_places, stored_ranges
+from tests.support.ranges import stored_ranges
 from tests.support.room_results import room_history
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -47,11 +46,25 @@ class Arriving:
         self.states = RoomStates(room_version(made.version), made.events)
         self.states.assign(made.events)
 
+    def with_auth(self, event, **about):
+        """The batch of an event and of what its auth chain lacks here: a server asks for that, else resolutions change later."""
+        by_id = {made.event_id: made for made in self.made.events}
+        chain = dict.fromkeys(event.auth_event_ids)
+        for event_id in iter_growing(chain):
+            chain.update(dict.fromkeys(by_id[event_id].auth_event_ids))
+        here = Event.objects.filter(event_id__in=chain).values_list("event_id", flat=True)
+        lacking = chain.keys() - set(here)
+        return [*(incoming(by_id[one], outlier=True) for one in chain if one in lacking), incoming(event, **about)]
+
+    def old(self, events):
+        """The batch of backfilled events."""
+        return [one for event in events for one in self.with_auth(event, backfilled=True)]
+
     def live(self, event):
         """The batch of a live event: with its state where that is needed."""
         known = Event.objects.filter(event_id__in=event.prev_event_ids, outlier=False, state_unresolved=False)
         if known.count() == len(event.prev_event_ids):
-            return [incoming(event)]
+            return self.with_auth(event)
         self.has_told = True
         before = self.states.builder.expand(self.states.before[event.event_id])
         return with_its_state(self.made, event, before)
@@ -75,8 +88,7 @@ def outliers(made):
 def assert_all_ways_tell_the_same(made):
     stored, anew = stored_ranges(made.room_id), ranges_anew(made.room_id)
     assert list(overlaps(stored)) == []
-    assert tell_the_same(stored, anew, accepted_places(made.room_id))
-    assert [row for row in stored if row.first < 0] == [row for row in anew if row.first < 0]
+    assert stored == anew  # with very many leaves they may be laid out otherwise, and tell the same
     report = check_room(made.room_id)
     assert report.clean, report.differences
 
@@ -115,7 +127,7 @@ def test_rooms_with_gaps_told_states_and_backfill(data, made):
         left = events[start:]
         missing = []
         while left or missing:
-            move = data.draw(st.sampled_from(["live", "live", "leave out", "backfill"]))
+            move = data.draw(st.sampled_from(["live", "live", "leave out", "backfill", "live", "late"]))
             if move == "leave out" and left:
                 missing.append(left.pop(0))
                 continue
@@ -123,7 +135,9 @@ def test_rooms_with_gaps_told_states_and_backfill(data, made):
                 order = data.draw(st.permutations(missing))
                 count = data.draw(st.integers(1, 3))
                 batch, missing = order[:count], [event for event in missing if event in order[count:]]
-                assert persist([incoming(event, backfilled=True) for event in batch]).refused == []
+                assert persist(room.old(batch)).refused == []
+            elif missing and move == "late":
+                assert persist(room.live(missing.pop(0))).refused == []
             elif left:
                 event = left.pop(0)
                 assert persist(room.live(event)).refused == []

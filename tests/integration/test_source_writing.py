@@ -93,7 +93,7 @@ def test_a_task_that_comes_late_finds_no_table(writer):
 
 
 def test_a_job_with_a_task_that_told_nothing_appends_nothing(writer):
-    with pytest.raises(FactsNotAppended, match="1 tasks told nothing"):
+    with pytest.raises(FactsNotAppended, match="1 tasks did not report"):
         writer.commit([writer.write(iter([batch("a")])), None])
     assert stored() == []
 

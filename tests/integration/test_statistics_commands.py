@@ -48,7 +48,7 @@ def test_a_dry_run_tells_the_same_numbers_and_changes_nothing(filled):
 
 
 def test_counting_begins_anew(filled):
-    assert "are deleted; manage.py pipeline run counts anew" in purge()
+    assert "are deleted; manage.py pipeline run counts again" in purge()
     with connection.cursor() as cursor:
         assert ledger_vectors(cursor, STATISTICS) == {}
         assert take_batch(cursor, STATISTICS, BatchOffsets(0, {}, {"events": {"w": 9}}))

@@ -92,6 +92,28 @@ def test_with_levels_of_her_own_whose_auth_events_she_keeps_back(room, beside, t
     room.assert_it_stays()
 
 
+@pytest.mark.parametrize("kind", ["topic", "ban"])
+def test_with_what_such_levels_would_allow(room, kind):
+    """The levels themselves are not told: those that hold stay, and are agreed on."""
+    made = room.made
+    state = made.state_after(room.last.event_id)
+    named = [] if made.version == "12" else [made.create.event_id]
+    named.append(state["m.room.member", EVE])
+    parts = {"type": LEVELS[0], "state_key": "", "depth": 1, "content": {"users": {EVE: 100}}}
+    lie = room.by_eve([room.last], **parts, auth_events=auth(made, [*named, "$kept_back:e.test"]))
+    acts = {
+        "topic": {"type": "m.room.topic", "state_key": "", "content": {"topic": "mine"}},
+        "ban": {"type": "m.room.member", "state_key": "@mallory:e.test", "content": {"membership": "ban"}},
+    }
+    act = room.by_eve([room.last], depth=1, **acts[kind], auth_events=auth(made, [*named, lie.event_id]))
+    key = act.type, act.state_key
+    evil = room.by_eve(["$unknown:e.test"], auth_events=auth(made, [*named, state[LEVELS]]))
+    batch = room.told(evil, state | {key: act.event_id})
+    assert persist([incoming(lie, outlier=True), *batch]).refused == []
+    assert key not in current_state(made.room_id)
+    room.assert_it_stays()
+
+
 def auth(made, event_ids):
     return [[event_id, {}] for event_id in event_ids] if made.version == "1" else event_ids
 

@@ -9,9 +9,12 @@ from contextlib import closing
 import psycopg2
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from pipeline.jobs.rows import JobLock
 from pipeline.jobs.sql import KILLED_JOBS
+from pipeline.statistics.history import take_figures
+from replsite.snapshot.storage import read_storage
 from streams.db import driver
 from streams.db.schema_mark import SCHEMA_MARK
 from tests.support.wire_client import WireClient, positioned, start_replication
@@ -113,6 +116,21 @@ def test_the_same_names_are_free_in_each(sites):
             )
             cursor.execute(KILLED_JOBS)
             assert cursor.fetchall() == [(2,)], site.schema
+
+
+def test_each_measures_its_own_tables(sites):
+    """Both take their figures, whatever the name of the schema is, and see no table of the other."""
+    for site in sites:
+        with site.session() as own, own.cursor() as cursor:
+            cursor.execute("CREATE TABLE of_this_site AS SELECT FROM generate_series(1, 9000)")
+            cursor.execute("ANALYZE state_stategroup, of_this_site")
+            take_figures(cursor)
+            cursor.execute(
+                "SELECT DISTINCT state_groups, state_bytes > 0, event_bytes > 0 FROM pipeline_serverstatistics"
+            )
+            assert cursor.fetchall() == [(0, True, True)], site.schema
+            names = [table.name for table in read_storage(cursor, timezone.now()).tables]
+            assert names.count("of_this_site") == 1, site.schema
 
 
 def test_a_site_in_public_has_the_names_of_before():

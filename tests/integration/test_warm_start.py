@@ -74,6 +74,39 @@ def test_every_environment_has_settings_of_its_own(run_manage, monkeypatch):
     assert [run_manage(*show, env={"REPLSITE_SERVER_NAME": name}).stdout.strip() for name in names] == names
 
 
+def test_what_is_asked_for_once_is_forked_too_and_has_settings_of_its_own(run_manage, database_url, monkeypatch):
+    made = []
+    monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: made.append(given[0]) or fork(*given))
+    code = "import os; from django.conf import settings as s; print(s.REPLSITE_SERVER_NAME, sorted(os.environ))"
+    for name in (f"{uuid4()}.example", f"{uuid4()}.example"):
+        env = {"REPLSITE_SERVER_NAME": name}
+        forked = run_manage("shell", "-v", "0", "-c", code, env=env).stdout
+        cold = warm_start.cold_start(
+            ("shell", "-v", "0", "-c", code), {**os.environ, **env, "DATABASE_URL": database_url}, stdout=subprocess.PIPE
+        ).communicate(timeout=60)[0]  # fmt: skip
+        assert forked.startswith(f"{name} [") and forked == cold
+    assert len(made) == 2 and set(made) == {warm_start._LIBRARIES._forking}
+
+
+def test_with_a_variable_that_a_library_may_have_read_it_is_a_cold_start(run_manage, monkeypatch):
+    monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: pytest.fail("forked"))
+    show = ("shell", "-v", "0", "-c", "import sys; print(sys.dont_write_bytecode)")
+    for _ in range(2):
+        assert run_manage(*show, env={"PYTHONDONTWRITEBYTECODE": "1", "UNUSED": str(uuid4())}).stdout == "True\n"
+
+
+def test_what_reads_the_settings_is_loaded_in_the_process_that_is_forked(run_manage):
+    code = "import sys; sys.stdout.write(' '.join(sys.modules))"
+    process = warm_start.WARM.popen(
+        ("-c", code), {**os.environ, "REPLSITE_SERVER_NAME": str(uuid4())}, stdout=subprocess.PIPE
+    )
+    loaded = process.communicate(timeout=60)[0].split()
+    assert {"django.db.models", "psycopg2", "streams.core.tracker"} <= set(loaded)
+    assert not {"replsite.settings", "streams.models", "django.contrib.auth.models", "twisted.internet.reactor"} & set(
+        loaded
+    )
+
+
 def test_a_variable_that_is_read_late_needs_no_process_of_its_own(run_manage, monkeypatch):
     made = []
     monkeypatch.setattr(warm_start._Forking, "fork", lambda *given: made.append(given[0]) or fork(*given))

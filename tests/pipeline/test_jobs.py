@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import IntegrityError, connection, transaction
 from django.db.models import JSONField, Value
 
 from pipeline.errors import JobCancelled, JobLost, QueueFull, UnknownJob, UnusableArguments
@@ -276,6 +276,91 @@ def test_a_killed_job_is_cancelled_at_once():
     wait_until(lambda: killed_jobs("default"))
     assert cancel_job(job.pk, "bob", "default") is CancelOutcome.CANCELLED
     assert Job.objects.get().state == JobState.CANCELLED
+
+
+def asked_and_killed() -> Job:
+    """A job that was killed after it was asked to end, and before its next step."""
+    with at_work() as job:
+        assert cancel_job(job.pk, "bob", "default") is CancelOutcome.ASKED
+    wait_until(lambda: killed_jobs("default"))
+    return job
+
+
+def test_a_resumed_job_is_not_ended_by_a_request_of_before(kind):
+    steps, job = kind(), asked_and_killed()
+    assert run_job("walk", {"steps": 1}, stream=io.StringIO(), resume=True) == {"taken": 1}
+    assert steps.taken == [0]
+    assert Job.objects.values_list("pk", "state", "cancel_asked_by").get() == (job.pk, JobState.DONE, "")
+
+
+class Between:
+    """A lock, before which something else happens between the list of jobs and the lock."""
+
+    def __init__(self, lock, happens) -> None:
+        self._lock, self._happens = lock, happens
+        self.give_back = lock.give_back
+
+    def take(self, job):
+        self._happens(job)
+        return self._lock.take(job)
+
+
+def test_a_request_that_comes_while_a_job_is_resumed_holds():
+    job = asked_and_killed()
+    with hold_lock("default") as lock:
+        late = Between(lock, lambda number: Job.objects.filter(pk=number).update(cancel_asked_by="eve"))
+        assert claim_resumable_job(late, "walk", {"steps": 1}, "default") == job
+    assert Job.objects.get().cancel_asked_by == "eve"
+
+
+def test_a_job_that_another_process_has_resumed_and_done_meanwhile_is_not_resumed_again():
+    job = asked_and_killed()
+    with hold_lock("default") as lock:
+        late = Between(lock, lambda number: Job.objects.filter(pk=number).update(state=JobState.DONE))
+        assert claim_resumable_job(late, "walk", {"steps": 1}, "default") is None
+        assert not killed_jobs("default") and lock.take(job.pk)
+    assert Job.objects.get().state == JobState.DONE
+
+
+def test_no_process_takes_a_job_over_while_it_is_being_cancelled():
+    job, found = asked_and_killed(), []
+
+    def resume():
+        with hold_lock("default") as lock:
+            found.append(claim_resumable_job(lock, "walk", {"steps": 1}, "default"))
+        connection.close()
+
+    resuming = threading.Thread(target=resume)
+    with transaction.atomic():
+        assert cancel_job(job.pk, "bob", "default") is CancelOutcome.CANCELLED
+        resuming.start()
+        resuming.join(20)
+        assert found == [None], "it found the job locked, and did not wait for its row"
+    assert Job.objects.get().state == JobState.CANCELLED
+
+
+def test_a_queued_job_that_was_asked_to_end_and_killed_is_not_begun_again(kind):
+    steps, job = kind(), queue_job("walk", {}, "ann")
+    killed(job, 1)
+    Job.objects.filter(pk=job.pk).update(cancel_asked_by="bob")
+    assert serve().done == 0
+    assert steps.taken == []
+    job.refresh_from_db()
+    assert job.state == JobState.CANCELLED and job.finished_at is not None
+
+
+def test_a_job_is_done_and_its_rows_are_counted_or_neither(kind):
+    kind()
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE streams_wirecount ADD CONSTRAINT no_counts CHECK (kind <> 'job rows')")
+    try:
+        with pytest.raises(IntegrityError):
+            run_job("walk", {}, stream=io.StringIO())
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE streams_wirecount DROP CONSTRAINT no_counts")
+    job = Job.objects.get()
+    assert job.state == JobState.FAILED and "no_counts" in job.error
 
 
 def test_an_unknown_job_cannot_be_cancelled():

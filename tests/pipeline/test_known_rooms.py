@@ -10,9 +10,11 @@ from events.integrity.repair import check_room
 from pipeline.importing import extend_rooms
 from pipeline.jobs.run import Count
 from pipeline.models import ImportedRoom, QuarantinedLine
+from tests.integration.test_given_states import told
 from tests.pipeline.imports import content, run_import, staging_tables, write_lines
 from tests.support.emptying import empty_tables
 from tests.support.made_rooms import ALICE, BOB, public_room
+from tests.support.persisted_rooms import incoming, persist, persist_all
 from tests.support.room_data import event_lines, stored_events
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("spark", "own_writer")]
@@ -92,6 +94,32 @@ def test_an_import_that_ends_between_two_batches_goes_on_and_counts_each_event_o
     outcome = run_import(path, resume=True)
     assert (outcome.imported, outcome.duplicates, outcome.quarantined) == (173, 100, 0)
     assert same(content()) == same(whole)
+
+
+def test_an_import_that_ends_after_its_last_batch_leaves_no_state_unknown(tmp_path, monkeypatch, rows):
+    """More events lie above the filled gap than the batch resolves; the rest is for the job that goes on."""
+    monkeypatch.setattr("events.persist.room_batch.MOST_FILLED", 2)
+    made = public_room()
+    persist_all(made.events, 100)
+    gap = [made.message() for _ in range(8)]
+    persist(told(made, made.message()))
+    persist([incoming(event, backfilled=True) for event in gap[1:]])
+    path = write_lines(tmp_path / "gap", {"json": json.loads(gap[0].json), "room_version": "10"})
+    add = Count.add
+
+    def fail(count, number=1):
+        add(count, number)
+        raise OSError("out of patience")
+
+    monkeypatch.setattr(Count, "add", fail)
+    with pytest.raises(OSError, match="out of patience"):
+        run_import(path, as_history=True)
+    monkeypatch.setattr(Count, "add", add)
+    assert rows("SELECT count(*) FROM events_event WHERE state_unresolved") == [(5,)]
+    outcome = run_import(path, as_history=True, resume=True)
+    assert (outcome.imported, outcome.unresolved) == (1, 0)
+    assert rows("SELECT count(*) FROM events_event WHERE state_unresolved") == [(0,)]
+    assert check_room(made.room_id).clean
 
 
 def test_an_outlier_that_comes_with_its_place_gets_it(tmp_path, rows):

@@ -10,6 +10,7 @@ from pipeline.source.data_source import register
 from streams import registry
 from streams.db.driver import dsn
 from streams.models import CacheInvalidation, Reader
+from tests.support.writing import give_out
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("own_writer")]
 
@@ -60,6 +61,7 @@ def test_facts_above_the_stored_position_are_not_read(source, caches, rows):
 
 
 def test_a_stream_of_two_tables_comes_with_both(source, rows):
+    give_out(9, "events")
     rows("INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('events', 'w', 9) RETURNING 1")
     rows(
         "INSERT INTO events_event (stream_ordering, instance_name, event_id, room_id, type, sender, topological_ordering, "
@@ -74,6 +76,7 @@ def test_a_stream_of_two_tables_comes_with_both(source, rows):
 
 
 def test_backward_tokens_are_positive(source, rows):
+    give_out(9, "backfill")
     rows(
         "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('backfill', 'w', -9) RETURNING 1"
     )
@@ -213,6 +216,7 @@ def test_a_stream_in_memory_that_began_anew_is_read_from_its_beginning(source, r
 
 
 def test_a_fact_of_more_rows_than_a_batch_may_have_comes_as_a_whole(source, rows, tmp_path):
+    give_out(3, "to_device")
     rows(
         "INSERT INTO streams_streamposition (stream, instance_name, position) VALUES ('to_device', 'w', 3) RETURNING 1"
     )

@@ -1,11 +1,17 @@
-"""``manage.py``, or Python, in processes that are forked from one in which Django is loaded: a twentieth of the CPU.
+"""``manage.py``, or Python, in processes that are forked from one that has loaded what they need: a fraction of the CPU.
 
-Variables are read when Django is loaded, so there is one such process for each environment that is asked for more than once;
-those of ``_LATE``, which our own code reads again and again, are set after the fork. A test that is about the start itself is
-marked ``cold_start``: its processes have interpreters of their own.
+Variables are read when Django is loaded. So there are two kinds of processes that fork:
+
+- One has loaded Django, for an environment that is asked for more than once: a twentieth of a start's CPU. Variables of
+  ``_LATE``, which our own code reads again and again, are set after the fork.
+- One has loaded all modules that need no settings, for all environments: a sixth. What is asked for once is forked from it, and
+  so is each process of the other kind. Only variables of the site may differ, because libraries may read others when they
+  are loaded.
+
+A test that is about the start itself is marked ``cold_start``: its processes have interpreters of their own.
 
 A forked process becomes a child of the test's process, which therefore waits for it like for any other. ``main`` is
-the one that forks: it reads requests from the socket whose descriptor is its argument, and never opens a connection.
+the one that forks: it reads requests from the socket that is its standard input, and never opens a connection.
 """
 
 from __future__ import annotations
@@ -19,22 +25,27 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from runpy import run_module
 from typing import Any
 
-__all__ = ["WARM", "WarmStarts", "cold_start"]
+__all__ = ["WARM", "WarmStarts", "close_all", "cold_start"]
 
+_DJANGO, _NO_SETTINGS = "Django", "no settings"  # what a process that forks has loaded
 _PROJECT = Path(__file__).resolve().parents[2]
 _CHANGES_EVERYWHERE = ("PYTEST_CURRENT_TEST",)
 _LATE = ("SKEW_SECONDS",)
+#: Beginnings of the names of variables that no library reads when it is loaded.
+_OF_THE_SITE = ("DATABASE_URL", "DJANGO_", "REPLSITE_")
 #: What servers import beside the site's apps, but for the reactor.
 _LOADED = (
     "autobahn.twisted.websocket", "replsite.urls", "streams.replication.server.consumer", "twisted.internet.asyncioreactor",
     "twisted.web.http",
 )  # fmt: skip
+#: It reads the environment when it is loaded.
+_READS_VARIABLES = "replsite.settings"
 _OF_PYTHON = ("-m", "-c")
 _PR_SET_CHILD_SUBREAPER = 36
 _MOST_FORKING = 4  # each has 100 MB
@@ -60,18 +71,21 @@ class WarmStarts:
         self._forking: dict[tuple[tuple[str, str], ...], _Forking] = {}
 
     def popen(self, arguments: tuple[str, ...], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
-        """``manage.py ARGUMENTS`` forked, but for what is asked for once: that is a cold start, of the same arguments."""
+        """``manage.py ARGUMENTS`` forked. A cold start of the same arguments, if a variable of a library differs or other
+        options of Popen are given."""
+        if not more.keys() <= {"stdin", "stdout", "stderr"}:
+            return cold_start(arguments, environment, **more)
         others = {*_CHANGES_EVERYWHERE, *_LATE}
         key = tuple(sorted((name, value) for name, value in environment.items() if name not in others))
         with self._lock:
-            if key in self._asked and more.keys() <= {"stdin", "stdout", "stderr"}:
+            if key in self._asked:
                 late = {name: environment[name] for name in _LATE if name in environment}
-                return _Forked(list(arguments), forking=self._forking_in(key), late=late, text=True, **more)
+                return _Forked(list(arguments), forking=self._forking_in(key), variables=late, text=True, **more)
             self._asked.add(key)
-        return cold_start(arguments, environment, **more)
+        return _forked_or_cold(arguments, environment, **more)
 
     def _forking_in(self, key: tuple[tuple[str, str], ...]) -> _Forking:
-        found = self._forking[key] = self._forking.pop(key, None) or _Forking(dict(key))
+        found = self._forking[key] = self._forking.pop(key, None) or _Forking(_forked_or_cold, _DJANGO, dict(key))
         if len(self._forking) > _MOST_FORKING:
             self._forking.pop(next(iter(self._forking))).close()
         return found
@@ -82,25 +96,60 @@ class WarmStarts:
             self._forking.popitem()[1].close()
 
 
+def _forked_or_cold(arguments: tuple[str, ...], environment: Mapping[str, str], **more: Any) -> subprocess.Popen[str]:
+    """Fork from the process without settings, if the environment allows it."""
+    if forking := _LIBRARIES.for_environment(environment):
+        return _Forked(list(arguments), forking=forking, variables=dict(environment), text=True, **more)
+    return cold_start(arguments, environment, **more)
+
+
+class _Libraries:
+    """The process that has loaded what needs no settings. It starts when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forking: _Forking | None = None
+        self._variables: dict[str, str] = {}
+
+    def for_environment(self, environment: Mapping[str, str]) -> _Forking | None:
+        """Returns the process that forks, or None if a variable differs that a library may have read."""
+        with self._lock:
+            if self._forking is None:
+                self._variables = _of_libraries(os.environ)
+                self._forking = _Forking(cold_start, _NO_SETTINGS, {**os.environ, "DJANGO_SETTINGS_MODULE": ""})
+            return self._forking if _of_libraries(environment) == self._variables else None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._forking is not None:
+                self._forking.close()
+            self._forking = None
+
+
+def _of_libraries(environment: Mapping[str, str]) -> dict[str, str]:
+    others = (*_OF_THE_SITE, *_CHANGES_EVERYWHERE, *_LATE)
+    return {name: value for name, value in environment.items() if not name.startswith(others)}
+
+
 class _Forking:
     """The other end of a process that forks; one request at a time."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, begin: Callable[..., subprocess.Popen[str]], what: str, environment: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
-            number = other.fileno()
-            command = [sys.executable, "-c", "from tests.support.warm_start import main; main()", str(number)]
-            quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-            self._process = subprocess.Popen(command, cwd=_PROJECT, env=environment, pass_fds=[number], **quiet)
+            command = ("-c", f"from tests.support.warm_start import main; main({what!r})")
+            self._process = begin(command, environment, stdin=other, stdout=subprocess.DEVNULL)
 
-    def fork(self, arguments: list[str], late: Mapping[str, str], descriptors: tuple[int, int, int]) -> int:
+    def fork(self, arguments: list[str], variables: Mapping[str, str], descriptors: tuple[int, int, int]) -> int:
         """Number of the new process."""
-        _adopt_orphans(True)
-        try:
-            socket.send_fds(self._socket, [json.dumps([arguments, late]).encode()], descriptors)
-            answer = self._socket.recv(100)
-        finally:
-            _adopt_orphans(False)
+        with self._lock:
+            _adopt_orphans(True)
+            try:
+                socket.send_fds(self._socket, [json.dumps([arguments, variables]).encode()], descriptors)
+                answer = self._socket.recv(100)
+            finally:
+                _adopt_orphans(False)
         if not answer:
             raise AssertionError("the process that forks has ended")
         return int(answer)
@@ -113,14 +162,14 @@ class _Forking:
 class _Forked(subprocess.Popen):  # type: ignore[type-arg]
     """A process that another one forks."""
 
-    def __init__(self, command: list[str], *, forking: _Forking, late: Mapping[str, str], **more: Any) -> None:
-        self._forking, self._late = forking, late
+    def __init__(self, command: list[str], *, forking: _Forking, variables: Mapping[str, str], **more: Any) -> None:
+        self._forking, self._variables = forking, variables
         super().__init__(command, **more)
 
     def _execute_child(self, args: list[str], *given: Any) -> None:
         stdin, _, _, stdout, _, stderr = pipes = given[9:15]
         own = [stdin, stdout, stderr]
-        self.pid = self._forking.fork(args, self._late, tuple(own[n] if own[n] != -1 else n for n in range(3)))
+        self.pid = self._forking.fork(args, self._variables, tuple(own[n] if own[n] != -1 else n for n in range(3)))
         self._child_created = True
         self._close_pipe_fds(*pipes)
 
@@ -155,24 +204,74 @@ def _wait_for_requests(requests: socket.socket) -> tuple[list[str], dict[str, st
         return arguments, late
 
 
-def main() -> None:
-    """Load Django, then fork; in a forked process be ``manage.py``, or what was asked for."""
-    import django
-
-    import manage  # noqa: F401 - loaded before
-
-    requests = socket.socket(fileno=int(sys.argv[1]))
-    django.setup()
-    for name in _LOADED:
-        import_module(name)
+def main(what: str) -> None:
+    """Load what is asked for, then fork; in a forked process be ``manage.py``, or what was asked for."""
+    requests = socket.socket(fileno=os.dup(0))
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if what == _DJANGO:
+        _load_all()
+    else:
+        del os.environ["DJANGO_SETTINGS_MODULE"]
+        for name in _without_settings():
+            import_module(name)
     assert "twisted.internet.reactor" not in sys.modules  # it belongs to one process, and to its event loop
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    arguments, late = _wait_for_requests(requests)
-    os.environ.update(late)
+    arguments, variables = _wait_for_requests(requests)
+    if what == _NO_SETTINGS:
+        os.environ.clear()
+    os.environ.update(variables)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     _be(arguments)
+
+
+def _load_all() -> None:
+    import django
+
+    import manage  # noqa: F401 - loaded before
+
+    django.setup()
+    for name in _LOADED:
+        import_module(name)
+
+
+def _without_settings() -> list[str]:
+    """Names of the modules of a server that can be loaded without settings, in their order.
+
+    A module that cannot must not even be tried in a process that forks: what it did before it failed would stay.
+    """
+    names = _said_by_a_child(_modules_of_a_server)
+    return _said_by_a_child(lambda: [name for name in names if _can_be_loaded(name)])
+
+
+def _modules_of_a_server() -> list[str]:
+    os.environ["DJANGO_SETTINGS_MODULE"] = _READS_VARIABLES
+    _load_all()
+    return [name for name in sys.modules if name not in ("__main__", _READS_VARIABLES)]
+
+
+def _can_be_loaded(name: str) -> bool:
+    try:
+        import_module(name)
+    except Exception:  # noqa: BLE001 - Django's for settings, and others for modules that are made, not loaded
+        return False
+    return True
+
+
+def _said_by_a_child(ask: Callable[[], list[str]]) -> list[str]:
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        with os.fdopen(write, "w") as said:
+            json.dump(ask(), said)
+            said.flush()
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as told:
+        found: list[str] = json.load(told)
+    os.waitpid(child, 0)
+    return found
 
 
 def _be(arguments: list[str]) -> None:
@@ -190,5 +289,12 @@ def _be(arguments: list[str]) -> None:
             manage.main()
 
 
+_LIBRARIES = _Libraries()
 #: Those of this process; the session ends what forks.
 WARM = WarmStarts()
+
+
+def close_all() -> None:
+    """End what forks, of all environments."""
+    WARM.close()
+    _LIBRARIES.close()

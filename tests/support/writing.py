@@ -62,10 +62,10 @@ def session() -> Iterator[Any]:
         yield cursor
 
 
-def give_out(upto: int) -> None:
+def give_out(upto: int, name: str = "caches") -> None:
     """Have the sequence give out IDs up to there, as it has where positions and facts are put into the tables by hand."""
     with session() as cursor:
-        move_forward(cursor, stream().declaration.sequence, upto)
+        move_forward(cursor, registry.get(name).declaration.sequence, upto)
 
 
 @contextmanager

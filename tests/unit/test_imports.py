@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 
+import pytest
+
 from tests.support.session import PROJECT
 
 ROOMS = ("streams", "state", "events", "pipeline", "replsite")
@@ -55,12 +57,15 @@ def imports_of(tree: ast.AST, *, inside: bool = False) -> Iterator[tuple[str, bo
         yield from imports_of(node, inside=inside or is_function)
 
 
-IMPORTS = {name: list(imports_of(ast.parse(path.read_text()))) for name, path in FOUND.items()}
+@pytest.fixture(scope="module")
+def imports() -> dict[str, list[tuple[str, bool]]]:
+    """Imports of each module. Each process that collects tests loads this file, so they are not read before a test asks."""
+    return {name: list(imports_of(ast.parse(path.read_text()))) for name, path in FOUND.items()}
 
 
-def test_no_modules_import_each_other_in_a_circle():
+def test_no_modules_import_each_other_in_a_circle(imports):
     graph: defaultdict[str, set[str]] = defaultdict(set)
-    for name, found in IMPORTS.items():
+    for name, found in imports.items():
         graph[name].update(module for module, _ in found if module != name)
     try:
         TopologicalSorter(graph).prepare()
@@ -68,6 +73,6 @@ def test_no_modules_import_each_other_in_a_circle():
         raise AssertionError(" -> ".join(error.args[1])) from None
 
 
-def test_imports_inside_functions_are_known():
-    found = {name for name, imports in IMPORTS.items() if any(inside for _, inside in imports)}
+def test_imports_inside_functions_are_known(imports):
+    found = {name for name, names in imports.items() if any(inside for _, inside in names)}
     assert found - {f"{room}.apps" for room in ROOMS} == set(INSIDE_FUNCTIONS)

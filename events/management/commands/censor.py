@@ -105,7 +105,7 @@ class Command(SiteCommand):
 
 def _words(outcome: dict[str, Any]) -> str:
     if outcome["never"]:
-        return "REPLSITE_CENSOR_AFTER_DAYS says never: nothing was censored. --older-than names an age for this run."
+        return "REPLSITE_CENSOR_AFTER_DAYS is never: nothing was censored. --older-than names an age for this run."
     if outcome["dry_run"]:
         return f"{outcome['due']} events would be censored"
     return (

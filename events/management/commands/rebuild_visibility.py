@@ -30,13 +30,13 @@ class Command(SiteCommand):
     """The command ``rebuild_visibility``. It handles one room after the other."""
 
     help = (
-        "Work out the ranges of visibility of rooms from what is stored and write them anew; with --check only compare. "
+        "Recompute the visibility ranges of rooms from what is stored and replace them; with --check only compare. "
         "Exit status 1 when a room is unknown, or its ranges were not what they should be."
     )
 
     examples = (
         ("rebuild_visibility --all --check --json", "compare only"),
-        ("rebuild_visibility '!room:example.org' --json", "work the ranges of one room out anew"),
+        ("rebuild_visibility '!room:example.org' --json", "recompute the ranges of one room"),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -67,8 +67,8 @@ def _in_words(found: Mapping[str, Any]) -> str:
     if "error" in found:
         return f"{room}: {found['error']}"
     verdict = "as it should be" if found["same"] else "was not as it should be"
-    unknown = "" if found["known"] else "; nobody can know who sees what"
-    return f"{room}: {verdict}, {found['before']} rows, {found['rows']} worked out anew{unknown}"
+    unknown = "" if found["known"] else "; who may see its events cannot be computed"
+    return f"{room}: {verdict}, {found['before']} rows, {found['rows']}recomputed{unknown}"
 
 
 def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:

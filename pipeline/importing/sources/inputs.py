@@ -76,7 +76,7 @@ def _files(name: str) -> list[Path]:
     if (path / _SINK).exists():
         raise UnusableSource(
             f"{name} is the sink of a streaming query: only Spark can tell which of its files count. "
-            "Read it with Spark and write it anew, or name the files."
+            "Read it with Spark and write it again, or name the files."
         )
     files = (file for file in path.rglob("*.parquet") if file.is_file())
     found = sorted(file for file in files if not _is_hidden(file.relative_to(path)))
@@ -170,7 +170,7 @@ def check_unchanged(inputs: Sequence[Input]) -> None:
 
 def _changed(one: Input) -> SourceChanged:
     return SourceChanged(
-        f"{one.name} has changed since the import began, so nothing of it was loaded after that. Import it anew, "
+        f"{one.name} has changed since the import began, so nothing of it was loaded after that. Start a new import, "
         "without --resume, when it is at rest."
     )
 

@@ -44,7 +44,9 @@ class Command(SiteCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Declares the options."""
         parser.add_argument("room_ids", nargs="*", metavar="ROOM_ID", help="these rooms")
-        parser.add_argument("--all", action="store_true", help="all rooms; of those that are clean only --json tells")
+        parser.add_argument(
+            "--all", action="store_true", help="all rooms; those that are clean are printed by --json only"
+        )
         MASTER.add_to(parser)
         parser.add_argument("--json", action="store_true", help="one JSON object a room")
 

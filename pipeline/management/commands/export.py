@@ -22,7 +22,7 @@ class Command(JobCommand):
     examples = (
         ("export /data/export --since 2026-01-01", "this year, all four tables"),
         ("export /data/export events --room '!room:example.org'", "the events of one room"),
-        ("export /data/export --overwrite --json", "everything anew, the outcome as JSON"),
+        ("export /data/export --overwrite --json", "everything again, the outcome as JSON"),
     )
 
     subject = ExportSubject(ExportKind())

@@ -36,7 +36,7 @@ class Command(SiteCommand):
 
     examples = (
         ("import_events data/rooms/*/events.jsonl.gz", "files of JSON Lines"),
-        ("import_events /data/rooms.parquet --as-history", "never new to anybody"),
+        ("import_events /data/rooms.parquet --as-history", "new to no user"),
         ("import_events postgresql://reader@db.example.org/synapse", "a Synapse database"),
         ("import_events /data/rooms.parquet --keys keys.json", "only what its servers signed"),
         ("import_events /data/rooms.parquet --resume", "go on where it ended early"),

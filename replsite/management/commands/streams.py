@@ -54,7 +54,7 @@ class Command(SiteCommand):
         ("streams --json | jq .health.sentence", "for scripts"),
         ("streams retire web-3", "ask it to leave; a dead one is taken out, if it is proven dead"),
         ("streams abort web-3", "show and end the open transactions that hold its streams back"),
-        ("streams forget billing", "remove the cursors of a reader that nobody is to run any more"),
+        ("streams forget billing", "remove the cursors of a reader that will not run again"),
     )
 
     def add_arguments(self, parser: ArgumentParser) -> None:

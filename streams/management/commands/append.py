@@ -79,7 +79,9 @@ class Command(SiteCommand):
         except KeyboardInterrupt:
             raise CommandError(f"Interrupted after {run.done} facts.", returncode=130) from None
         if not is_clean:
-            raise CommandError("Some facts were still pending after 5 s; the writer was let go as it is.", returncode=1)
+            raise CommandError(
+                "Some facts were still pending after 5 s; the writer was released all the same.", returncode=1
+            )
         self.stdout.write(
             f"appended {run.done} facts to {options['stream']} in {seconds:.2f} s: {run.done / seconds:,.0f}/s"
         )

@@ -49,7 +49,10 @@ class Command(SiteCommand):
         ("follow tcp://127.0.0.1:9092", "all streams, from now on"),
         ("follow tcp://127.0.0.1:9092 --streams events --from events=0 --json", "everything there was, as JSON"),
         ("follow tcp://127.0.0.1:9092 --until events=815 --view linear --timeout 60", "in order, up to 815"),
-        ("follow 'redis://127.0.0.1:6379?channel=example.org' --record main", "keep what a current Synapse says"),
+        (
+            "follow 'redis://127.0.0.1:6379?channel=example.org' --record main",
+            "keep the positions that a current Synapse sends",
+        ),
     )
 
     def add_arguments(self, parser: CommandParser) -> None:

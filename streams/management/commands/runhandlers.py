@@ -35,7 +35,7 @@ class Command(SiteCommand):
 
     examples = (
         ("runhandlers", "all readers that have handlers"),
-        ("runhandlers billing --server tcp://127.0.0.1:9092", "one, told by a replication server"),
+        ("runhandlers billing --server tcp://127.0.0.1:9092", "one, fed by a replication server"),
         ("runhandlers --once", "what is there now, then end"),
     )
 
@@ -44,7 +44,7 @@ class Command(SiteCommand):
         parser.add_argument(
             "--server",
             metavar="tcp://HOST:PORT",
-            help="be told of facts by this replication server, not by the table alone",
+            help="receive new facts from this replication server; catch up from the table",
         )
         parser.add_argument("--once", action="store_true", help="handle what is there now, then end")
 

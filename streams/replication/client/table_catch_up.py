@@ -138,7 +138,8 @@ class TableCatchUp:
         if epoch_changed(self._epoch, epoch):
             raise EpochChanged(
                 f"The database is in another epoch than {self._epoch}, in which it was followed until now: it was restored, or "
-                f"another one took over. Facts that were handled may be gone, and others may stand under their IDs: follow anew."
+                "another one took over. Facts that were handled may be gone, and their IDs may have other facts: follow again, "
+                "without a stored cursor."
             )
         self._epoch = epoch
 

@@ -126,14 +126,15 @@ class ReportBuffer:
 
     def _start(self, sync: Sync, milliseconds: int) -> None:
         owner, syncs = self._workers.get(sync.worker, ("", set()))
-        if owner != sync.connection:
+        takes_over = owner != sync.connection
+        if takes_over:
             syncs = set()
-        # The limit applies to new users only: a repeated start of a known user takes no more room.
-        if sync not in syncs and self._users_of[sync.connection] >= self._limit - self._users:
+        # The limit applies to new users only: a repeated start of a known user takes no more room. Without room for the
+        # takeover the start is dropped, too: the rows of the worker's earlier connection would stay beside its own.
+        is_over_limit = sync not in syncs and self._users_of[sync.connection] >= self._limit - self._users
+        if is_over_limit or (takes_over and not self._take_over(sync.worker, sync.connection, syncs)):
             self.dropped[UserSync.WORD] += 1
             return
-        if owner != sync.connection:
-            self._take_over(sync.worker, sync.connection, syncs)
         self._users += sync not in syncs
         self._users_of[sync.connection] += sync not in syncs
         syncs.add(sync)
@@ -143,13 +144,19 @@ class ReportBuffer:
             self._waiting_of[sync.connection, "ends"] -= 1
         self._reports.starts[sync] = milliseconds
 
-    def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> None:
-        """Moves a worker process to the connection over which it reports now, and drops its users from an earlier one."""
+    def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> bool:
+        """Moves a worker process to the connection over which it reports now, and drops its users from an earlier one.
+
+        Returns false, and changes nothing, if there is no room for the report.
+        """
+        is_new = worker not in self._reports.taken_over
+        if is_new and not self._takes_room(connection, "workers", self._waiting_workers()):
+            return False
         self._drop_worker(worker)
         self._workers[worker] = connection, syncs
         self._connections.setdefault(connection, set()).add(worker)
-        if worker in self._reports.taken_over or self._takes_room(connection, "workers", self._waiting_workers()):
-            self._reports.taken_over[worker] = connection
+        self._reports.taken_over[worker] = connection
+        return True
 
     def _end(self, sync: Sync) -> None:
         """Ends the syncing of a user, even of one unknown here: its row may be from before the database was away."""

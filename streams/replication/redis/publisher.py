@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streams.db import driver
-from streams.replication.errors import CommandError, RedisRefused
+from streams.reading.trust import stranger_with_lock
+from streams.replication.errors import ChannelLocked, CommandError, RedisRefused
 from streams.replication.protocol.commands import Command, Position, RData, Replicate, format_line, parse_line
 from streams.replication.protocol.connection import ServerConnection
 from streams.replication.redis.connection import RedisConnection, open_redis
@@ -152,6 +153,7 @@ class RedisPublisher:
 
     async def start(self) -> None:
         """Begins to publish. Does not wait for Redis: if it is not there, the publisher tries again."""
+        self._broadcaster.redis_trouble = ""
         self._task = asyncio.get_running_loop().create_task(self._run(), name="redis publisher")
 
     async def stop(self) -> None:
@@ -164,20 +166,24 @@ class RedisPublisher:
     async def _run(self) -> None:
         while True:
             try:
-                await self._lock.acquire()
+                await self._lock.acquire(self._another_publishes)
                 await self._publish()
-            except (OSError, RedisRefused, driver.DatabaseError) as error:
+            except (OSError, RedisRefused, ChannelLocked, driver.DatabaseError) as error:
                 self._tell(str(error).strip() or type(error).__name__)
             await self._lock.release()  # another server may have more success
             await asyncio.sleep(RETRY_SECONDS)
 
+    def _another_publishes(self) -> None:
+        """Ends the trouble of this process: another server of ours holds the lock."""
+        self._trouble = self._broadcaster.redis_trouble = ""
+
     def _tell(self, trouble: str) -> None:
-        """Logs one line when publishing begins, and one when its trouble changes."""
+        """Logs one line when publishing begins, and one when its trouble changes. Health shows the trouble."""
         if trouble and trouble != self._trouble:
             log.warning("redis.not_publishing", redis=str(self._address), channel=self.channel, error=trouble)
         elif not trouble:
             log.info("redis.publishing", redis=str(self._address), channel=self.channel)
-        self._trouble = trouble
+        self._trouble = self._broadcaster.redis_trouble = trouble
 
     # --- one link -------------------------------------------------------------------------------------------------
 
@@ -268,9 +274,14 @@ class _Lock:
         self._connection = driver.KeptConnection(using, "replsite redis publisher")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-lock")
 
-    async def acquire(self) -> None:
-        """Waits until this process holds the lock and no other one can still believe that it does. Raises ``DatabaseError``."""
-        while not await self._in_thread(self._try):  # noqa: ASYNC110 - another server holds it
+    async def acquire(self, another_has_it: Callable[[], None] = lambda: None) -> None:
+        """Waits until this process holds the lock and no other one can still believe that it does.
+
+        Calls ``another_has_it`` again and again while another server holds it. Raises ``ChannelLocked`` if the session that
+        holds it is none of a server, and ``DatabaseError``.
+        """
+        while not await self._in_thread(self._try):
+            another_has_it()
             await asyncio.sleep(LOCK_CHECK_SECONDS)
         # A loses its session, and B gets the lock. A notices at its next check, up to LOCK_CHECK_SECONDS later, and publishes
         # until then. Without this wait both would publish.
@@ -299,7 +310,15 @@ class _Lock:
             return True
         with self._connection.cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_lock(%s)", [self._key])
-            return bool(cursor.fetchone()[0])
+            if cursor.fetchone()[0]:
+                return True
+            # Every role that may connect can hold the lock. Without this, nothing would be published and nobody would know.
+            if stranger := stranger_with_lock(cursor, self._key):
+                raise ChannelLocked(
+                    f"{stranger} holds the lock of those that publish here, and that role may not write. End it "
+                    f"(pg_terminate_backend), or give the site of another schema a channel of its own"
+                )
+            return False
 
     def _holds(self) -> bool:
         """Returns true if this very session holds the lock. A session that was opened again holds nothing."""

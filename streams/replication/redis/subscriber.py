@@ -205,7 +205,7 @@ class RedisLink:
                 # While reading is paused, silence says nothing about the connection.
                 is_full = not self._has_room.is_set()
                 if not is_full and time.monotonic() > self._heard_at + SILENCE_LIMIT_SECONDS:
-                    raise ConnectionError(f"nothing was heard of Redis for {SILENCE_LIMIT_SECONDS:g} s")
+                    raise ConnectionError(f"nothing was received from Redis for {SILENCE_LIMIT_SECONDS:g} s")
                 await self._connection.say("PING")
         except Exception as error:  # noqa: BLE001 - raised by `receive`
             self._error = self._error or error

@@ -134,7 +134,7 @@ class BroadcastReader:
         if epochs.epoch_changed(self._epoch, found):
             raise DatabaseRestored(
                 f"The database is in epoch {found}, and was in {self._epoch}: it was restored, or another one took over. "
-                f"Clients are told to come back, and begin at its positions."
+                f"Clients are disconnected, and begin at its positions."
             )
         self._epoch, self._knows_epoch = found, not standby
 

@@ -33,9 +33,9 @@ from streams.replication.protocol.commands import Command, Position, RData, form
 from streams.replication.protocol.connection import CloseReason, Limits
 from streams.replication.server.broadcast_reader import BroadcastReader, Round
 from streams.replication.server.client import ReplicationClient
-from streams.runtime.logs import Condition, get_logger
+from streams.runtime.logs import Condition, LineBound, get_logger
 
-__all__ = ["Broadcaster", "process_broadcaster", "silent_seconds"]
+__all__ = ["Broadcaster", "process_broadcaster", "redis_trouble", "silent_seconds"]
 
 log = get_logger(__name__)
 T = TypeVar("T")
@@ -58,6 +58,8 @@ REST_FROM_SECONDS = 0.002
 FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
 #: So many clients that came and went within a second get a row in the table of readers; more are only counted.
 MOST_LOST = 100
+#: So many log lines about single clients within so many seconds. More clients are only counted.
+CLIENT_LINES, CLIENT_LINES_SECONDS = 100, 10.0
 #: While more than this waits for every client, no more facts are read.
 PACE_BYTES = 1024 * 1024
 #: Slow clients are looked for each second, and each time so much was written.
@@ -94,6 +96,8 @@ class Broadcaster:
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
+        #: Why nothing is published on Redis; empty while this server or another one does. None: Redis is not configured.
+        self.redis_trouble: str | None = None
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
         self._announcer = Announcer(
@@ -123,6 +127,7 @@ class Broadcaster:
         #: Clients that send a lot take turns. One that has sent almost nothing yet waits only for others of that kind.
         self.turn, self.first_turn = asyncio.Lock(), asyncio.Lock()
         self.free_time = FreeTime()
+        self.client_lines = LineBound(CLIENT_LINES, CLIENT_LINES_SECONDS)
         self._without_rest = 0.0
         self._questions = 0
         self._answer_others: asyncio.TimerHandle | None = None
@@ -562,6 +567,11 @@ _of_process: Broadcaster | None = None
 def silent_seconds() -> float | None:
     """Returns the seconds since this process's broadcaster last looked for facts; None if it has none that is running."""
     return None if _of_process is None else _of_process.silent_seconds
+
+
+def redis_trouble() -> str | None:
+    """Returns why nothing is published on Redis, empty if that is well, None if this process has nothing to do with Redis."""
+    return None if _of_process is None else _of_process.redis_trouble
 
 
 def process_broadcaster(served_by: str = "") -> Broadcaster:

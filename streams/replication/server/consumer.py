@@ -99,8 +99,8 @@ class ReplicationConsumer(AsyncConsumer):
 
     async def _receive(self, data: bytes) -> None:
         peer = self._peer
-        if peer is None:
-            return
+        if peer is None or not peer.is_open:
+            return  # what came behind the input that ended the connection: up to a hundred messages
         for start in range(0, len(data), SLICE_BYTES):
             piece = data[start : start + SLICE_BYTES]
             begun = time.monotonic()
@@ -113,7 +113,7 @@ class ReplicationConsumer(AsyncConsumer):
                 begun = time.monotonic()
                 self._take(peer, peer.receive(piece))
                 await asyncio.sleep(self._broadcaster.rest_after(time.monotonic() - begun))
-        if not peer.is_open:
+        if not peer.is_open and self._broadcaster.client_lines.has_room():
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
     def _is_free(self, size: int, now: float) -> bool:
@@ -142,7 +142,7 @@ class ReplicationConsumer(AsyncConsumer):
         match command:
             case Replicate():
                 peer.keep_place()
-                if not peer.has_replicated:
+                if not peer.has_replicated and self._broadcaster.client_lines.has_room():
                     log.info("replication.follows", client=peer.name, address=peer.address)
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
@@ -153,9 +153,10 @@ class ReplicationConsumer(AsyncConsumer):
                 bind_contextvars(client=peer.name)
             case Error(text) if not self._has_said_error:
                 self._has_said_error = True  # others are only counted: the log must not grow as fast as a client sends
-                log.warning(
-                    "replication.client_error", client=peer.name, address=peer.address, text=printable(text[:500])
-                )
+                if self._broadcaster.client_lines.has_room():
+                    log.warning(
+                        "replication.client_error", client=peer.name, address=peer.address, text=printable(text[:500])
+                    )
 
     def _end_of_input(self) -> None:
         """Closes the connection after the client's end of input. The answers to its requests are in its buffer already."""
@@ -167,7 +168,8 @@ class ReplicationConsumer(AsyncConsumer):
         if peer is not None:
             peer.lost()
             self._broadcaster.leave(peer)
-            if peer.has_replicated:  # clients without REPLICATE are only counted
+            # Clients without REPLICATE are only counted.
+            if peer.has_replicated and self._broadcaster.client_lines.has_room():
                 self._log_end(peer)
             self._reports.gone(peer)
 

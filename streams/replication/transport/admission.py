@@ -12,13 +12,15 @@ import asyncio
 import contextlib
 import enum
 import ssl
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from streams.replication.protocol.access import AllowedTransport
 from streams.replication.transport.tls import Refusal, refusal_of
 
-__all__ = ["Admission", "AdmissionOwner"]
+__all__ = ["Admission", "AdmissionOwner", "Turns"]
 
 #: The first byte of a TLS handshake. No line of the replication protocol begins with it.
 _HANDSHAKE = 0x16
@@ -27,15 +29,46 @@ FIRST_BYTE_SECONDS = 1.0
 #: Time for a refused client to read the reason.
 LINGER_SECONDS = 2.0
 _READ_BYTES = 64 * 1024
+SLICE_SECONDS = 0.005
 
 _NEEDS_TLS = b"ERROR this port speaks TLS only: connect with a client certificate\n"
 _NEEDS_CERTIFICATE = b"ERROR a client certificate is needed, from an authority that this server trusts\n"
+
+
+class Turns:
+    """A queue of work of many connections. It uses the loop for ``SLICE_SECONDS`` at a time, and then rests for as long.
+
+    A step of a TLS handshake costs most of a millisecond, and its client only repeats some bytes. A client that sends the
+    first bytes of 1,000 handshakes would otherwise hold the loop for a second.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[Callable[[], None]] = deque()
+        self._is_due = False
+
+    def add(self, step: Callable[[], None]) -> None:
+        """Queues a step behind all earlier ones. It is called by the loop."""
+        self._steps.append(step)
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._take)
+
+    def _take(self) -> None:
+        begun = time.monotonic()
+        try:
+            while self._steps and time.monotonic() < begun + SLICE_SECONDS:
+                self._steps.popleft()()
+        finally:  # also after the error of one step
+            self._is_due = bool(self._steps)
+            if self._is_due:
+                asyncio.get_running_loop().call_later(time.monotonic() - begun, self._take)
 
 
 class AdmissionOwner(Protocol):
     """The server's side of an admission: limits, TLS context and callbacks."""
 
     handshake_limit_seconds: float
+    handshakes: Turns
 
     def tls_context(self) -> ssl.SSLContext: ...
     def entered(self, gate: Admission, host: str) -> Refusal | None:
@@ -97,12 +130,22 @@ class Admission(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         # One read may contain the end of the handshake and the first application data. So the states are checked in order,
-        # and the call may pass through several of them.
+        # here and in `_step`, and one read may pass through several of them.
         if self._state is _State.FIRST_BYTE:
             self._look_at_first_byte(data)
         elif self._state is not _State.REFUSED:
             self._incoming.write(data)
         if self._state is _State.HANDSHAKE:
+            # Not read further until its turn: a client could fill the memory meanwhile.
+            self._raw.pause_reading()
+            self._keeper.handshakes.add(self._step)
+        elif self._state is _State.OPEN:
+            self._read()
+
+    def _step(self) -> None:
+        """Goes on with the handshake, unless it has ended meanwhile."""
+        if self._state is _State.HANDSHAKE:
+            self._raw.resume_reading()  # first: the protocol above may pause it again
             self._shake_hands()
         if self._state is _State.OPEN:
             self._read()

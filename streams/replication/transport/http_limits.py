@@ -112,6 +112,11 @@ class HttpLimits:
         """Returns the number of connections that hold a place."""
         return len(self._connections)
 
+    @property
+    def has_unfinished(self) -> bool:
+        """Returns true if a client's first request, the rest of a request, or the end of an answer is under way."""
+        return any(connection.is_unfinished for connection in self._connections)
+
     def apply(self, factory: Any) -> None:
         """Installs the limits on daphne's HTTP factory, and starts the check that runs every `LOOK_SECONDS`."""
         build = factory.buildProtocol
@@ -244,6 +249,7 @@ class _Counted(ProtocolWrapper):
         self._limits = limits
         self._is_cut = False
         self._is_ending = False
+        self._is_new = True
         self._body_bytes = self._written = self._taken = 0
         self._output: SharedOutput | None = None
 
@@ -257,7 +263,7 @@ class _Counted(ProtocolWrapper):
 
     def enters(self, phase: _Phase) -> None:
         """Records the phase of the connection and the time at which it began. Called by the channel."""
-        self._phase, self.since = phase, time.monotonic()
+        self._phase, self.since, self._is_new = phase, time.monotonic(), False
         if phase in (_Phase.IDLE, _Phase.ANSWER):
             self._body_bytes = 0  # the request is done, and its body is no longer kept
 
@@ -265,6 +271,11 @@ class _Counted(ProtocolWrapper):
     def is_idle(self) -> bool:
         """Returns true if no byte of a request has arrived."""
         return self._phase is _Phase.IDLE
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Returns true unless a request was answered and no byte of another has arrived. Always false for a WebSocket."""
+        return (self._is_new or self._phase is not _Phase.IDLE) and not self._is_websocket
 
     @property
     def waits_for_client(self) -> bool:

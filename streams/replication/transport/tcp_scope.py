@@ -26,9 +26,10 @@ from daphne.server import twisted_loop
 from twisted.internet import defer, reactor
 
 from streams.replication.protocol.access import Access
-from streams.replication.transport.admission import Admission
+from streams.replication.transport.admission import Admission, Turns
 from streams.replication.transport.http_limits import HttpBounds, HttpLimits
 from streams.replication.transport.kernel_buffers import kernel_bytes
+from streams.replication.transport.last_connections import drop_handshakes, is_queued
 from streams.replication.transport.tcp_places import TcpPlaces
 from streams.replication.transport.tls import Certificates, Refusal
 from streams.runtime.logs import get_logger
@@ -43,8 +44,10 @@ INPUT_HIGH_BYTES, INPUT_LOW_BYTES = 32 * 1024, 8 * 1024
 MESSAGE_BYTES = 256
 #: The transport's write buffer, in bytes. Further output waits in shared pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
+#: The time, at an orderly end, in which handshakes that have begun are finished and their connections accepted.
+ACCEPT_SECONDS = 0.05
 #: The time, at an orderly end, for the request of a just accepted connection to arrive and for the last answer to leave.
-SETTLE_SECONDS = 0.2
+SETTLE_SECONDS = 2.0
 #: The least time between two log lines about refusals for the same reason. All refusals are counted.
 REFUSAL_LOG_SECONDS = 1.0
 #: A WebSocket is accepted only after its session was read. After a restart all viewers of a server reconnect at once, so
@@ -279,6 +282,7 @@ class AsgiServer(DaphneServer):
         self.connections: dict[Any, dict[str, Any]] = {}
         self.limits = limits or ListenerLimits()
         self.handshake_limit_seconds = self.limits.handshake_seconds
+        self.handshakes = Turns()
         self.http_limits = HttpLimits(self.limits.http)
         self.refusals: Counter[str] = Counter()
         self.when_ready: Callable[[], Awaitable[None]] | None = None
@@ -329,7 +333,7 @@ class AsgiServer(DaphneServer):
     def tls_context(self) -> ssl.SSLContext:
         """Returns the context for the next handshake. Raises `RuntimeError` without certificates."""
         if self._certificates is None:
-            raise RuntimeError("TLS without certificates: the gate let somebody speak it.")
+            raise RuntimeError("TLS without certificates: the admission allowed it.")
         return self._certificates.context()
 
     def start_application(self, connection: TcpConnection, scope: Message) -> None:
@@ -407,15 +411,21 @@ class AsgiServer(DaphneServer):
         self._http_ports.append(port)
 
     async def _finish_requests(self) -> None:
-        """Accepts the connections that are already in the kernel's queue, closes the HTTP ports, and waits for open requests."""
-        for port in self._http_ports:
-            # A client connects; the kernel completes the handshake and queues the connection for accept(). Closing the
-            # listener now would reset it. So the queue is accepted first.
-            port.doRead()
-            await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)
+        """Accepts the connections that the kernel has opened, closes the HTTP ports, and waits for open requests."""
         started = time.monotonic()
-        settled = started + (SETTLE_SECONDS if self.http_limits.open else 0.0)
-        while self._requests_at_hand() or time.monotonic() < settled:
+        for port in self._http_ports:
+            drop_handshakes(port.socket)
+        if self._http_ports:
+            await asyncio.sleep(ACCEPT_SECONDS)
+        for port in self._http_ports:
+            # One call of `doRead` accepts as many as the calls before it found. The deadline is for a process without free
+            # descriptors, which accepts none.
+            while is_queued(port.socket) and time.monotonic() < started + SETTLE_SECONDS:
+                port.doRead()
+            await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)
+        while self._requests_at_hand() or (
+            self.http_limits.has_unfinished and time.monotonic() < started + SETTLE_SECONDS
+        ):
             if time.monotonic() > started + self.finish_within_seconds:
                 log.warning("listener.requests_cut", requests=self._requests_at_hand())
                 return

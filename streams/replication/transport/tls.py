@@ -200,7 +200,9 @@ def _load_certificate(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 
 def _no_password() -> str:
-    raise BadCertificate("The TLS key is protected by a password, which nobody is there to type: store it without one.")
+    raise BadCertificate(
+        "The TLS key is protected by a password, and a server cannot ask for it: store the key without one."
+    )
 
 
 def _words(error: OSError) -> str:
@@ -226,13 +228,13 @@ def refusal_of(error: ssl.SSLError) -> Refusal:
 
 #: OpenSSL's name of an error on the client's side (its end) -> the meaning and the remedy.
 _MEANINGS = {
-    "CERTIFICATE_REQUIRED": "the server wants a client certificate: give --tls-certificate and --tls-key",
+    "CERTIFICATE_REQUIRED": "the server requires a client certificate: give --tls-certificate and --tls-key",
     "CERTIFICATE_EXPIRED": "our client certificate has expired: have it renewed",
     "UNKNOWN_CA": "the server does not know the authority of our client certificate: use one that it trusts",
     "BAD_CERTIFICATE": "the server does not take our client certificate",
     "WRONG_VERSION_NUMBER": "the server does not speak TLS there: follow tcp://HOST:PORT",
-    "UNSUPPORTED_PROTOCOL": "the server wants another version of TLS",
-    "PROTOCOL_VERSION": "the server wants another version of TLS",
+    "UNSUPPORTED_PROTOCOL": "the server requires another version of TLS",
+    "PROTOCOL_VERSION": "the server requires another version of TLS",
 }
 
 

@@ -58,5 +58,5 @@ def test_a_stream_says_it_once(monkeypatch):
     monkeypatch.setattr(routing, "_rules", dict(routing._rules))
     route_stream("test_polls", room_in(1))
     assert set(find_rule("test_polls")(["x", ROOM])) == {(Target.ROOM, ROOM)}
-    with pytest.raises(ValueError, match="say it once"):
+    with pytest.raises(ValueError, match="register it once"):
         route_stream("test_polls", room_in(0))

@@ -57,5 +57,5 @@ def test_what_brings_nothing_is_false():
 def test_only_streams_that_there_are_join_and_each_once():
     with pytest.raises(UnknownStream):
         join_sync(LatestRowPerKey("no_such_stream", Target.USER, "user_id", ("user_id",)))
-    with pytest.raises(ValueError, match="say it once"):
+    with pytest.raises(ValueError, match="register it once"):
         join_sync(LatestRowPerKey("receipts", Target.ROOM, "room_id", ("room_id",)))

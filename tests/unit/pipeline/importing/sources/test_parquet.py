@@ -151,14 +151,23 @@ def memory():
     pa.set_memory_pool(before)
 
 
+def repeated(value, count):
+    """Returns a column with the value in each row. It is in memory once."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), [value])
+
+
+#: One dictionary page. Without Arrow's schema the file has plain columns, as other programs write them.
+IN_A_DICTIONARY = {"dictionary_pagesize_limit": 2**30, "store_schema": False}
+
+
 @pytest.mark.parametrize(
     ("columns", "options"),
     [
-        ({"json": [LARGE] * 1000}, {"dictionary_pagesize_limit": 2**30}),
-        ({"json": [b"{}"] * 1000, "rejected_reason": [LARGE.decode()] * 1000}, {"dictionary_pagesize_limit": 2**30}),
+        ({"json": repeated(LARGE, 1000)}, IN_A_DICTIONARY),
+        ({"json": [b"{}"] * 1000, "rejected_reason": repeated(LARGE.decode(), 1000)}, IN_A_DICTIONARY),
         ({"json": [LARGE] * 200}, {"use_dictionary": False, "column_encoding": {"json": "DELTA_BYTE_ARRAY"}}),
         ({"json": [LARGE] * 200}, {"use_dictionary": False, "write_batch_size": 1, "data_page_size": 1}),
-        ({"json": pa.array([LARGE] * 200).dictionary_encode()}, {"dictionary_pagesize_limit": 2**30}),
+        ({"json": repeated(LARGE, 200)}, {"dictionary_pagesize_limit": 2**30}),
         ({"json": [LARGE] * 200}, {"use_dictionary": False, "data_page_size": 2**30}),
     ],
     ids=["a dictionary", "of another column", "prefixes", "many pages", "a type with a dictionary", "one page"],

@@ -87,6 +87,20 @@ def test_a_worker_that_comes_back_leaves_its_old_connection(buffer):
     assert buffer.connections() == ["new"]
 
 
+def test_a_worker_without_room_for_its_move_is_dropped_and_counted(buffer):
+    """Its users were stored on the new connection, and those of the old connection stayed beside them, uncounted."""
+    said(buffer, start("@old:b"), connection="old")
+    for number in range(5):  # all the room that one connection may take
+        buffer.take("c", ClearUserSync(f"other{number}"))
+    buffer.take("c", start("@new:b"))
+    assert buffer.dropped == {"USER_SYNC": 1}
+    reports = buffer.drain()
+    assert (reports.starts, reports.taken_over) == ({}, {})
+    reports = said(buffer, start("@new:b"))
+    assert reports.taken_over == {"w": "c"}
+    assert list(reports.starts) == [Sync("c", "w", "@new:b", "")]
+
+
 def test_the_last_acknowledgement_counts_even_when_it_is_lower(buffer):
     """The stream restarts at 0 with its writer."""
     assert said(buffer, FederationAck("s", 9), FederationAck("s", 2)).acknowledged == {"s": 2}

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 from collections import Counter
 
 import pytest
 
 from streams.replication.protocol.access import Access
-from streams.replication.transport.admission import Admission
+from streams.replication.transport.admission import Admission, Turns
 from streams.replication.transport.tcp_scope import TcpConnection
 from streams.replication.transport.tls import Certificates, Refusal, TlsFiles, client_context, explain
 from tests.support.async_waiting import wait_for
@@ -46,6 +47,7 @@ class Host:
     def __init__(self, certificates, access, room=100):
         self.certificates, self.access, self.room = certificates, access, room
         self.gates, self.refusals = set(), Counter()
+        self.handshakes = Turns()
         self.connections, self.scopes, self.forgotten = [], [], []
 
     def tls_context(self):
@@ -318,3 +320,45 @@ async def test_without_tls_loopback_comes_in_and_others_do_not():
         assert (await reader.read(-1)).startswith(b"ERROR clients from this network are not allowed")
         assert host.refusals == {Refusal.NETWORK: 1}
         writer.close()
+
+
+async def test_many_handshakes_leave_the_loop_time_for_others():
+    """The first bytes of 1,000 handshakes held the loop for a second."""
+    turns, log, over = Turns(), [], asyncio.Event()
+
+    def step():
+        time.sleep(0.002)
+        log.append("step")
+        if log.count("step") == 50:
+            over.set()
+
+    for _ in range(50):
+        turns.add(step)
+    while not over.is_set():
+        log.append("other")
+        await asyncio.sleep(0)
+    runs = "".join(word[0] for word in log).split("o")
+    assert max(map(len, runs)) <= 4
+
+
+async def test_the_error_of_one_step_leaves_the_others_their_turn():
+    turns, done = Turns(), asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    turns.add(lambda: 1 / 0)
+    turns.add(done.set)
+    await asyncio.wait_for(done.wait(), 10)
+
+
+async def test_a_client_is_not_read_until_the_turn_of_its_handshake(certificates):
+    async with listening(certificates) as host:
+        steps = []
+        host.handshakes.add = steps.append
+        _, writer = await asyncio.open_connection("127.0.0.1", host.port)
+        writer.write(b"\x16" + b"x" * 8_000_000)
+        await wait_for(lambda: steps)
+        await asyncio.sleep(0.2)  # an absence: what is read in that time would be there
+        (gate,) = host.gates
+        assert len(steps) == 1
+        assert gate._incoming.pending < 1_000_000
+        steps[0]()
+        writer.transport.abort()

@@ -1,0 +1,118 @@
+"""A server that ends answers each connection that was opened to it: a proxy must not send a request again that it has sent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.waiting import wait_until
+
+REQUEST = b"POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-m", "tests.support.small_server"], stdout=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def port_of(server: subprocess.Popen[bytes]) -> int:
+    return int(server.stdout.readline())
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=30)
+
+
+def answer(connection: socket.socket) -> str:
+    with connection:
+        return connection.recv(1_000).split(b"\r\n")[0].decode()
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_all_that_the_kernel_has_queued_are_answered(server):
+    """The process is stopped while 300 connect, so that none is accepted before the order to end."""
+    port = port_of(server)
+    assert answer_to(connect(port)) == "HTTP/1.1 200 OK"
+    os.kill(server.pid, signal.SIGSTOP)
+    wait_until(lambda: state_of(server.pid) == "T", 30, "the process is stopped")
+    clients = [connect(port) for _ in range(300)]
+    for client in clients:
+        client.sendall(REQUEST)
+    server.terminate()
+    os.kill(server.pid, signal.SIGCONT)
+    assert Counter(answer(client) for client in clients) == {"HTTP/1.1 200 OK": 300}
+    assert server.wait(30) == 0
+
+
+def answer_to(connection: socket.socket) -> str:
+    connection.sendall(REQUEST)
+    return answer(connection)
+
+
+def test_a_client_that_sends_its_request_late_is_answered(server):
+    port = port_of(server)
+    client = connect(port)
+    server.terminate()
+    wait_until(lambda: not listens(server.pid), 30, "the port is closed")
+    assert answer_to(client) == "HTTP/1.1 200 OK"
+    assert server.wait(30) == 0
+
+
+def listens(pid: int) -> bool:
+    return any(one.status == psutil.CONN_LISTEN for one in psutil.Process(pid).net_connections("tcp"))
+
+
+def test_a_client_that_sends_nothing_holds_the_end_up_for_two_seconds_only(server):
+    port = port_of(server)
+    with connect(port):
+        since = time.monotonic()
+        server.terminate()
+        assert server.wait(30) == 0
+        assert time.monotonic() - since < 8
+
+
+def test_nobody_who_connects_while_it_ends_is_reset(server):
+    port, seen, is_over = port_of(server), Counter(), threading.Event()
+
+    def ask() -> None:
+        while not is_over.is_set():
+            try:
+                client = connect(port)
+            except ConnectionRefusedError:
+                seen["refused"] += 1
+                return
+            try:
+                seen[answer_to(client)] += 1
+            except OSError as error:
+                seen[repr(error)] += 1
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: seen["HTTP/1.1 200 OK"] > 50, 30, "requests are answered")
+    server.terminate()
+    assert server.wait(30) == 0
+    is_over.set()
+    for thread in threads:
+        thread.join(30)
+    assert set(seen) == {"HTTP/1.1 200 OK", "refused"}
