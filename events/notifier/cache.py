@@ -68,6 +68,9 @@ class NotifierCache:
 
     def __init__(self, limit: int, waiter_limit: int) -> None:
         self.is_kept = False
+        """False while nothing is answered from the memory: it is empty, or prepared and not up to date yet."""
+        self.life = 0
+        """Counts how often the memory was cleared."""
         self.streams: Mapping[str, StreamCache] = {}
         self._lock = threading.Lock()
         self._rooms = rooms_of_users(limit)
@@ -79,7 +82,7 @@ class NotifierCache:
     def positions(self) -> dict[str, At]:
         """Returns for each stream the position up to which it is fed; empty while nothing is remembered."""
         with self._lock:
-            return {name: stream.at for name, stream in self.streams.items()}
+            return {name: stream.at for name, stream in self.streams.items()} if self.is_kept else {}
 
     def ask(self, user_id: str, since: VectorToken) -> UserChanges | tuple[VectorToken, Ticket] | None:
         """Returns the answer for a user. If their rooms are not known: the token at which to read them, with a ticket.
@@ -88,7 +91,7 @@ class NotifierCache:
         """
         with self._lock:
             events = self.streams.get("events")
-            if events is None:
+            if events is None or not self.is_kept:
                 return None
             rooms = self._rooms.get((user_id,))
             if rooms is MISSING:
@@ -109,7 +112,7 @@ class NotifierCache:
         """Returns the entities of a kind that rows of the stream concerned since the token; None if it is not known."""
         with self._lock:
             stream = self.streams.get(name)
-            return None if stream is None else stream.changes[kind].changed_since(since)
+            return None if stream is None or not self.is_kept else stream.changes[kind].changed_since(since)
 
     def concerns(self, user_id: str, rooms: frozenset[str], since: Mapping[str, At], names: Iterable[str]) -> list[str]:
         """Returns those of the streams that may have something for the user that these positions do not cover."""
@@ -124,7 +127,7 @@ class NotifierCache:
 
     def _may_concern(self, name: str, user_id: str, rooms: frozenset[str], at: At | None) -> bool:
         stream = self.streams.get(name)
-        if stream is None or at is None or at.generation != stream.generation:
+        if stream is None or not self.is_kept or at is None or at.generation != stream.generation:
             return True
         since = at.token
         if stream.token == since:
@@ -189,13 +192,19 @@ class NotifierCache:
         """Clears the memory. Waiters stay registered."""
         with self._lock:
             self.is_kept = False
+            self.life += 1
             self.streams = {}
             self._rooms.drop_all()
 
-    def begin(self, streams: Mapping[str, StreamCache]) -> list[RoutedWaiter]:
-        """Fills the memory. Removes and returns all waiters, which have to ask again."""
+    def prepare(self, streams: Mapping[str, StreamCache], life: int) -> None:
+        """Fills the memory with rows that were read during that life. They are discarded if it was cleared meanwhile."""
         with self._lock:
-            self.streams = dict(streams)
+            if life == self.life:
+                self.streams = dict(streams)
+
+    def begin(self) -> list[RoutedWaiter]:
+        """Answers from the memory from now on. Removes and returns all waiters, which have to ask again."""
+        with self._lock:
             self._rooms.drop_all()
             self.is_kept = True
             return self._waiters.take_all()
@@ -221,12 +230,9 @@ class NotifierCache:
                 if (stream := self.streams.get(name)) is not None:
                     stream.writes(writer)
 
-    def remember(
-        self, read: Sequence[Read], announced: Mapping[tuple[str, str], int], met: Mapping[str, frozenset[str]] | None
-    ) -> list[RoutedWaiter]:
+    def remember(self, read: Sequence[Read], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
         """Adds rows, then raises the positions shown. Removes and returns the waiters that the rows concern.
 
-        ``announced`` has (stream, writer) -> position, for positions whose rows are among these or were added before.
         ``met`` has the rooms of contacts that the rows concern; None if no caller waited when they would have been read.
         """
         with self._lock:
@@ -235,10 +241,6 @@ class NotifierCache:
             for stream, lane, rows in read:
                 concerns |= self._take_in(stream, rows)
                 stream.advance([lane])
-            for (name, writer), upto in announced.items():
-                if (announcing := self.streams.get(name)) is not None:
-                    announcing.heard(writer, upto)
-                    announcing.advance(())
             return self._concerned(concerns, met) if concerns and len(self._waiters) else []
 
     def show(self, names: Iterable[str]) -> None:

@@ -1,10 +1,9 @@
 """Feeds the memory of a process with the rows of the streams, before positions that cover them are shown.
 
-There is one ``NotifierFeed`` for each process and database alias, started by the first question. Its thread receives
-notifications, reads the rows that they announce from the tables, and only then raises the position shown
-(``events.notifier.cache``). Own facts are fed as soon as this process knows that they are complete: by the next question
-or by that thread, whichever is first. Anything else that moves a position in this process has the memory fed before
-(``streams.reading.cache_feed.before_advance``).
+There is one ``NotifierFeed`` for each process and database alias, started by the first question. The process's watcher
+(``streams.reading.watcher``) calls it with positions before they show. It reads the rows up to these from the tables, and
+only then raises the position shown (``events.notifier.cache``). Own facts are fed as soon as this process knows that they
+are complete: by the next question or by the watcher's thread, whichever is first.
 
 The memory is cleared, and filled again from the newest rows, if the connection was lost (notifications may be missing),
 or if a stored position is lower than a known one (the database was restored). The memory of one stream is replaced if its
@@ -15,8 +14,9 @@ wait are then woken, and ask again.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, TypeVar
 
 from events.errors import TooManyWaiters
@@ -32,11 +32,10 @@ from streams.core.positions import RETIRED, linear_position
 from streams.core.tokens import VectorToken
 from streams.db import driver
 from streams.errors import ResyncNeeded
-from streams.reading import cache_feed
-from streams.reading.cache_feed import NotifiedPosition
-from streams.reading.position_notifications import PositionListener, PositionNotification
+from streams.reading import watcher
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition
+from streams.reading.watcher import Found, Rank, Subscriber
 from streams.runtime.logs import get_logger
 from streams.waiting.waking import wake_all
 from streams.writing.process import current_writer
@@ -44,77 +43,50 @@ from streams.writing.process import current_writer
 __all__ = ["NotifierFeed"]
 
 log = get_logger(__name__)
-START_SECONDS = 10.0
+RETRY_SECONDS = 0.2
 T = TypeVar("T")
 #: (stream, lane) -> position up to which to feed.
 Reaches = dict[tuple[str, str], int]
 
 
-class _Restored(Exception):
-    """A stored position that is lower than one that was known: the database was restored."""
+class NotifierFeed(Subscriber):
+    """The memory of one process on one database, and what feeds it."""
 
-
-class _Listener(PositionListener):
-    def __init__(self, feed: NotifierFeed, using: str) -> None:
-        super().__init__(feed.heard, using, "hot")
-        self._feed = feed
-
-    def lost(self) -> None:
-        self._feed.lost()
-
-    def nudged(self) -> None:
-        if self._feed.is_hearing:
-            self._feed.feed_own()
-        else:
-            self._feed.heard([])
-
-
-class NotifierFeed:
-    """The memory of one process on one database, and the thread that feeds it."""
+    rank = Rank.NOTIFIER
 
     def __init__(self, using: str) -> None:
-        self.using = using
+        super().__init__(using)
         settings = stream_settings()
         self._limit = settings.hot_entries
         self.memory = NotifierCache(settings.hot_entries, settings.hot_waiter_limit)
-        # Held while rows are read, so that they are added in order. Questions wait for it only to feed own facts.
-        self._feeding = threading.RLock()
+        self._preparing: threading.Thread | None = None
         self._asking = threading.Lock()
-        self._begun = threading.Event()
-        self._feeding_connection = driver.KeptConnection(using, "replsite hot", reads_in_order=True)
         self._asking_connection = driver.KeptConnection(using, "replsite rooms of users")
-        self._listener = _Listener(self, using)
 
     # --- life -------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_hearing(self) -> bool:
-        """True while the memory is filled and kept up to date."""
-        return self.memory.is_kept
-
-    def start(self) -> bool:
-        """Connects, and fills the memory with the newest rows. Returns false if the database is away."""
-        try:
-            self._listener.start()
-        except driver.OperationalError as error:
-            log.warning("hot.not_hearing", error=str(error).strip())
-            return False
-        self._begun.wait(START_SECONDS)
-        return self.is_hearing
-
     def stop(self) -> None:
-        """Ends the thread, wakes callers that wait, and closes the connections."""
+        """Ends the feeding, wakes callers that wait, and closes the connections."""
+        super().stop()
+        if (preparing := self._preparing) is not None:
+            preparing.join(timeout=10)
         self.memory.forget()
-        self._listener.stop()
         wake_all(self.memory.everybody())
-        with self._feeding:
-            self._feeding_connection.close()
         with self._asking:
             self._asking_connection.close()
 
-    def lost(self) -> None:
-        """Clears the memory, because the connection is lost and notifications may be missing."""
-        self.memory.count("connection")
+    def lost(self, error: BaseException | None) -> None:
+        """Clears the memory, because notifications or rows may be missing."""
+        self.memory.count("connection" if error is None else "error")
+        self.memory.forget()
+        if error is not None:
+            log.warning("hot.not_hearing", error=str(error).strip())
+
+    def restored(self) -> None:
+        """Clears the memory."""
+        if self.memory.is_kept:
+            log.warning("hot.restored", database=self.using)
+            self.memory.count("restored")
         self.memory.forget()
 
     # --- questions --------------------------------------------------------------------------------------------------
@@ -180,7 +152,10 @@ class NotifierFeed:
 
     def _stored_position(self, cursor: Any) -> VectorToken:
         """Returns the stored position of ``events``, raised by own facts that may not be announced yet."""
-        stored = self._stored(cursor, ["events"]).get("events", {})
+        found = possible_positions(cursor, ["events"], {"events": self.watcher.known("events")})
+        # A caller continues from these positions, so no cached value that they make outdated may be served after this.
+        watcher.before_shown(found, self.using)
+        stored = found.get("events", {})
         base = linear_position(stored.values(), registry.get("events").declaration.empty_position)
         positions = {writer: at.position for writer, at in stored.items()}
         writer = current_writer(self.using)
@@ -216,48 +191,60 @@ class NotifierFeed:
     # --- feeding ----------------------------------------------------------------------------------------------------
 
     def own_moved(self) -> None:
-        """Has the listener's thread feed facts that this process has completed itself."""
-        self._listener.nudge()
+        """Has the watcher's thread feed facts that this process has completed itself."""
+        self.watcher.nudge()
 
-    def heard(self, notifications: Sequence[PositionNotification]) -> None:
-        """Feeds what these notifications announce, before their positions are shown.
+    def nudged(self) -> None:
+        """Feeds own facts, in the watcher's thread."""
+        self.feed_own()
 
-        An empty list means to look at all stored positions. Called in the listener's thread, and in threads that move
-        positions in this process. Blocks.
+    def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
+        """Feeds the rows up to these positions."""
+        if self.memory.is_kept:
+            self._look(cursor, found, routed_streams() if everything else found)
+        elif everything and self.memory.streams:
+            self._look(cursor, found, routed_streams())
+            wake_all(self.memory.begin())
+        elif everything and self._preparing is None:
+            self._preparing = threading.Thread(target=self._prepare_again, name="replsite-notifier", daemon=True)
+            self._preparing.start()
+
+    def prepare(self) -> None:
+        """Reads the newest rows of all streams into the memory. The next ``before`` adds what came meanwhile.
+
+        It takes up to seconds, so no position waits for it.
         """
-        try:
-            with self._feeding, self._feeding_connection.cursor() as cursor:
-                if not self.is_hearing:  # the first time, or cleared since
-                    self._begin(cursor)
-                elif notifications:
-                    self._feed_pokes(cursor, notifications)
-                else:
-                    self._look(cursor, None)
-        except _Restored:
-            log.warning("hot.restored", database=self.using)
-            self._fail("restored")
-        except BaseException:
-            self._fail("error")
-            raise
-        self._begun.set()
+        life = self.memory.life
+        with (
+            closing(driver.direct_connection(self.using, application_name="replsite notifier")) as connection,
+            connection.cursor() as cursor,
+        ):
+            driver.read_in_order(connection)
+            found = possible_positions(cursor)  # positions before rows: all rows up to them are committed
+            names = list(filter(_is_fed, routed_streams()))
+            self.memory.prepare({name: self._begun_stream(cursor, name, found.get(name, {})) for name in names}, life)
 
-    def _fail(self, reason: str) -> None:
-        """Clears the memory, which may be incomplete, and has the listener's thread fill it again."""
-        self.memory.count(reason)
-        self.memory.forget()
-        self._listener.nudge()
+    def _prepare_again(self) -> None:
+        try:
+            self.prepare()
+        except Exception as error:  # noqa: BLE001 - it is tried again
+            self.lost(error)
+            time.sleep(RETRY_SECONDS)
+        self._preparing = None  # before the look, which begins another time if the memory was cleared meanwhile
+        self.watcher.look_again()
 
     def feed_own(self) -> None:
         """Feeds the facts that this process has completed itself, if there are any."""
-        if not self.is_hearing or not self._own_reaches():
+        if not self.memory.is_kept or not self._own_reaches():
             return
         try:
-            with self._feeding, self._feeding_connection.cursor() as cursor:
+            with self.watcher.cursor() as cursor:
                 reaches = self._own_reaches()  # another thread may have fed them while this one waited
                 self.memory.own_written(reaches)
                 self._feed(cursor, reaches)
-        except BaseException:
-            self._fail("error")
+        except BaseException as error:
+            self.lost(error)
+            self.watcher.look_again()
             raise
 
     def _see_own(self) -> None:
@@ -279,11 +266,6 @@ class NotifierFeed:
                     found[name, writer.name] = own
         return found
 
-    def _begin(self, cursor: Any) -> None:
-        names = [name for name in routed_streams() if registry.find(name) is not None]
-        found = self._stored(cursor, names)
-        wake_all(self.memory.begin({name: self._begun_stream(cursor, name, found.get(name, {})) for name in names}))
-
     def _begun_stream(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> StreamCache:
         declaration = registry.get(name).declaration
         generation = max((at.generation for at in stored.values()), default=0) if declaration.in_memory else None
@@ -297,32 +279,9 @@ class NotifierFeed:
             stream.note(row.writer, row.token, row.row)
         return stream
 
-    def _feed_pokes(self, cursor: Any, notifications: Sequence[PositionNotification]) -> None:
-        look: set[str] = set()
-        reaches: Reaches = {}
-        for notification in notifications:
-            stream = self.memory.streams.get(notification.stream)
-            if stream is None:
-                if find_rule(notification.stream) is not None:  # the stream got its rule after the memory was filled
-                    look.add(notification.stream)
-            # The set of writers changed, or the stream is fed by its linear position: one writer's position is not enough.
-            elif notification.position is None or stream.in_memory or not stream.knows(notification.writer):
-                look.add(notification.stream)
-            elif notification.position > stream.positions[notification.writer]:
-                reaches[notification.stream, notification.writer] = max(
-                    notification.position, reaches.get((notification.stream, notification.writer), 0)
-                )
-        if look:
-            self._look(cursor, sorted(look))
-        if reaches:
-            for (name, writer), upto in reaches.items():
-                cache_feed.before_shown({name: {writer: NotifiedPosition(upto)}}, self.using)
-            self._feed(cursor, reaches, announced=True)
-
-    def _look(self, cursor: Any, names: Sequence[str] | None) -> None:
-        """Feeds the named streams, or all, up to their stored positions."""
-        looked = [name for name in (routed_streams() if names is None else names) if registry.find(name) is not None]
-        found = self._stored(cursor, looked)  # positions before rows: all rows up to them are committed
+    def _look(self, cursor: Any, found: Found, names: Iterable[str]) -> None:
+        """Feeds these streams up to these positions."""
+        looked = list(filter(_is_fed, names))
         reaches: Reaches = {}
         for name in looked:
             stored = found.get(name, {})
@@ -342,38 +301,19 @@ class NotifierFeed:
         return max((at.generation for at in stored.values()), default=0) != stream.generation
 
     def _learn(self, name: str, stored: Mapping[str, StoredPosition]) -> Reaches:
-        """Takes over the set of writers, and returns up to where to feed. Their positions count once their rows are fed.
-
-        Raises ``_Restored`` if a position is lower than a known one.
-        """
+        """Takes over the set of writers, and returns up to where to feed. Their positions count once their rows are fed."""
         stream = self.memory.streams.get(name)
         declaration = registry.get(name).declaration
         if stream is None:  # the memory was cleared meanwhile
             return {}
-        if any(at.position < stream.positions.get(writer, 0) for writer, at in stored.items()):
-            raise _Restored
         self.memory.learn(name, _of_active(stored))
         return {(name, lane): upto for lane, upto in lanes_of(declaration, stored).items()}
-
-    def _stored(self, cursor: Any, names: Sequence[str]) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the stored positions, by stream and writer. Drops outdated cached values first."""
-        known = {
-            name: {w: NotifiedPosition(at) for w, at in s.positions.items()}
-            for name, s in list(self.memory.streams.items())
-        }
-        found = possible_positions(cursor, names, known)
-        # A caller continues from these positions, so no cached value that they make outdated may be served after this.
-        cache_feed.before_shown(found, self.using)
-        return found
 
     def _replace(self, cursor: Any, name: str, stored: Mapping[str, StoredPosition]) -> None:
         wake_all(self.memory.replace(self._begun_stream(cursor, name, stored)))
 
-    def _feed(self, cursor: Any, reaches: Reaches, *, announced: bool = False) -> None:
-        """Reads the rows up to these positions, remembers them, raises the positions shown, and wakes waiting callers.
-
-        ``announced``: the positions come from notifications, not from the table or from own facts.
-        """
+    def _feed(self, cursor: Any, reaches: Reaches) -> None:
+        """Reads the rows up to these positions, remembers them, raises the positions shown, and wakes waiting callers."""
         read: list[Read] = []
         for (name, writer), upto in reaches.items():
             stream = self.memory.streams.get(name)
@@ -385,10 +325,10 @@ class NotifierFeed:
             except (ResyncNeeded, TooFarBehind) as error:
                 self.memory.count("trimmed" if isinstance(error, ResyncNeeded) else "behind")
                 log.warning("hot.began_anew", stream=name, writer=writer, reason=str(error) or "too far behind")
-                self._replace(cursor, name, self._stored(cursor, [name]).get(name, {}))
+                self._replace(cursor, name, self.watcher.known(name))
         # Read here, because ``remember`` holds the memory's lock, under which no query runs.
         met = self._rooms_of_contacts(cursor, read)
-        wake_all(self.memory.remember(read, reaches if announced else {}, met))
+        wake_all(self.memory.remember(read, met))
 
     def _rooms_of_contacts(self, cursor: Any, read: Sequence[Read]) -> Mapping[str, frozenset[str]] | None:
         """Returns the rooms of each contact that the rows concern; None if no caller waits, so that they are not needed."""
@@ -397,6 +337,11 @@ class NotifierFeed:
         if not contacts:
             return {}
         return rooms_of_users(cursor, contacts) if self.memory.waiting else None
+
+
+def _is_fed(stream: str) -> bool:
+    """Returns true if rows of the stream concern anybody."""
+    return find_rule(stream) is not None and registry.find(stream) is not None
 
 
 def _of_active(stored: Mapping[str, StoredPosition]) -> dict[str, int]:

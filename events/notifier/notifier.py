@@ -16,7 +16,6 @@ with an empty memory. The first call in a process raises ``OperationalError`` if
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -26,13 +25,9 @@ from events.notifier.cache import NotifierFigures, UserChanges
 from events.notifier.feed import NotifierFeed
 from events.notifier.routing import Target
 from events.notifier.stream_cache import At
-from streams.conf import stream_settings
 from streams.core.tokens import VectorToken
-from streams.db import driver
-from streams.reading import cache_feed
-from streams.reading.position_notifications import PositionNotification
-from streams.runtime.logs import get_logger
-from streams.writing import process, writer
+from streams.reading.watcher import Subscriptions
+from streams.writing import process
 
 __all__ = [
     "At",
@@ -53,7 +48,6 @@ __all__ = [
     "waiting",
 ]
 
-log = get_logger(__name__)
 _NOBODY = ""
 """Takes the place of user IDs that cannot be stored: such a user is in no room."""
 
@@ -64,7 +58,7 @@ def look(user_id: str, since: VectorToken, using: str | None = None) -> UserChan
     The answer comes from memory. The first call for a user reads their rooms on a connection of the notifier's own, so it
     never sees uncommitted changes of the caller's transaction.
     """
-    return _feed(using).ask(user_id if can_be_stored(user_id) else _NOBODY, since)
+    return _feeds.obtain(using).ask(user_id if can_be_stored(user_id) else _NOBODY, since)
 
 
 def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:
@@ -86,7 +80,7 @@ def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str |
 
     The answer is valid up to what ``now()`` returned before the call.
     """
-    feed = _feed(using)
+    feed = _feeds.obtain(using)
     feed.positions()  # feeds own facts
     changed = feed.changed("events", Target.ROOM, since)
     return None if changed is None else changed & frozenset(rooms)
@@ -99,7 +93,7 @@ def membership_changed_since(user_id: str, since: VectorToken, using: str | None
 
 def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str] | None:
     """Returns the users whose membership of any room may have changed since a position of ``events``; None: any user."""
-    feed = _feed(using)
+    feed = _feeds.obtain(using)
     feed.positions()  # feeds own facts
     return feed.changed("events", Target.USER, since)
 
@@ -112,12 +106,12 @@ def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
 
 def positions(using: str | None = None) -> Mapping[str, At]:
     """Returns for each stream the position up to which its memory is complete; empty while nothing is remembered."""
-    return _feed(using).positions()
+    return _feeds.obtain(using).positions()
 
 
 def news(user_id: str, since: Mapping[str, At], streams: Sequence[str], using: str | None = None) -> list[str]:
     """Returns those of the streams that may have something new for the user. A stream that ``since`` lacks is always included."""
-    return _feed(using).concerns(user_id, since, streams)
+    return _feeds.obtain(using).concerns(user_id, since, streams)
 
 
 def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
@@ -125,7 +119,7 @@ def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: s
 
     Wakes at once after a commit of this process, and within milliseconds after one of another. Raises ``TooManyWaiters``.
     """
-    feed, end = _feed(using), time.monotonic() + timeout_seconds
+    feed, end = _feeds.obtain(using), time.monotonic() + timeout_seconds
     event = threading.Event()
     waiter = feed.wait(user_id, since, event)
     if waiter is None:
@@ -140,7 +134,7 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
     """Does the same as ``wait`` for async code. No thread is kept while it waits."""
     end = time.monotonic() + timeout_seconds
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    feed = await asyncio.to_thread(_feed, using)
+    feed = await asyncio.to_thread(_feeds.obtain, using)
     waiter = await asyncio.to_thread(feed.wait, user_id, since, future)
     if waiter is None:
         return True
@@ -156,77 +150,25 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
 
 def figures(using: str | None = None) -> NotifierFigures | None:
     """Returns how much this process remembers, how many callers wait, and counts; None before the first question."""
-    feed = _feeds.get(using or stream_settings().database)
+    feed = _feeds.get(using)
     return None if feed is None else feed.figures()
 
 
 def waiting(using: str | None = None) -> int:
     """Returns how many callers wait in this process."""
-    feed = _feeds.get(using or stream_settings().database)
+    feed = _feeds.get(using)
     return 0 if feed is None else feed.waiting()
 
 
 # --- one feed per database ------------------------------------------------------------------------------------------
 
-_feeds: dict[str, NotifierFeed] = {}
-_guard = threading.Lock()
 
-
-def _feed(using: str | None) -> NotifierFeed:
-    alias = using or stream_settings().database
-    feed = _feeds.get(alias)
-    return feed if feed is not None else _begin(alias)
-
-
-def _begin(alias: str) -> NotifierFeed:
-    with _guard:
-        found = _feeds.get(alias)
-        if found is not None:
-            return found
-        feed = NotifierFeed(alias)
-        if not feed.start():
-            feed.stop()
-            raise driver.OperationalError(
-                f"Database {alias!r} does not answer, so nothing is known of what changed. Start it, and ask again."
-            )
-        # Before the feed can be found: a caller that waits on it must be woken by commits of this process, too.
-        writer.when_moved.add(_own_moved)
-        _feeds[alias] = feed
-        return feed
+_feeds = Subscriptions(NotifierFeed)
 
 
 def stop_feeds() -> None:
     """Ends all feeds of this process. The next question starts a new one."""
-    with _guard:
-        feeds = list(_feeds.values())
-        _feeds.clear()
-    for feed in feeds:
-        feed.stop()
-
-
-def _own_moved(using: str) -> None:
-    feed = _feeds.get(using)
-    if feed is not None:
-        feed.own_moved()
-
-
-def _before_advance(using: str, notifications: Sequence[PositionNotification]) -> None:
-    feed = _feeds.get(using)
-    if feed is None or not feed.is_hearing:  # an empty memory gives no wrong answer, and its own thread fills it
-        return
-    try:
-        feed.heard(notifications)
-    except driver.DatabaseError as error:  # the memory is cleared then, so it gives no wrong answer
-        log.warning("hot.not_hearing", error=str(error).strip())
-
-
-def _after_fork() -> None:
-    """Drops the feeds in a child process, because their threads and connections are the parent's."""
-    global _guard  # noqa: PLW0603
-    _feeds.clear()
-    _guard = threading.Lock()
+    _feeds.stop()
 
 
 process.before_leaving.append(stop_feeds)
-cache_feed.observers.append(_before_advance)
-os.register_at_fork(after_in_child=_after_fork)

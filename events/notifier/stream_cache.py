@@ -80,10 +80,6 @@ class StreamCache:
                 self.changes[kind].add(entity, lane, position)
         return found
 
-    def knows(self, writer: str) -> bool:
-        """Returns true if the writer takes part in the linear position."""
-        return writer in self.positions
-
     def lane(self, writer: str, upto: int) -> WriterChanges | None:
         """Returns the rows to read before a position of the writer may be shown; None if there are none."""
         after = self.fed.get(writer, self.base)
@@ -97,11 +93,6 @@ class StreamCache:
         for lane in lanes:
             self.fed[lane.writer] = max(self.fed.get(lane.writer, 0), lane.upto)
         self._show()
-
-    def heard(self, writer: str, position: int) -> None:
-        """Records an announced position of a writer, whose rows were fed. ``advance`` shows it."""
-        if writer in self.positions:
-            self.positions[writer] = max(self.positions[writer], position)
 
     def writes(self, writer: str) -> None:
         """Counts this process among the writers that take part in the linear position, before its own facts are fed."""

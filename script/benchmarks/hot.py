@@ -125,7 +125,7 @@ def whole(report: Report, room: LocalRoom) -> None:
 
 def elsewhere(since: VectorToken, number: int) -> None:
     """As if so many other rooms had changed after that position: the list of changes is long then."""
-    feed = notifier._feed(None)
+    feed = notifier._feeds.obtain()
     with feed.memory._lock:
         events = feed.memory.streams["events"]
         for n in range(number):

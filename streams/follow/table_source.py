@@ -17,7 +17,7 @@ from streams.core.watermarks import check_not_trimmed, trim_mark
 from streams.db import driver
 from streams.epochs import check_epoch, current_epoch
 from streams.follow.handlers import Begin, Handler
-from streams.reading import cache_feed
+from streams.reading import watcher
 from streams.reading.possible_positions import possible_positions
 from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.protocol.ordering import FollowedRow, View
@@ -47,7 +47,7 @@ def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorT
 
 def _present(cursor: Any, stream: str) -> tuple[int, dict[str, int]]:
     found = possible_positions(cursor, [stream])
-    cache_feed.before_shown(found)  # drops cached values that these facts make stale, before a handler asks for them
+    watcher.before_shown(found)  # drops cached values that these facts make stale, before a handler asks for them
     stored = found.get(stream, {})
     linear = linear_position(stored.values())
     return linear, positions_to_show(stored, linear)

@@ -21,7 +21,7 @@ from django.db import connections
 from streams.conf import stream_settings
 from streams.core.positions import RETIRED, linear_position, positions_to_show
 from streams.core.tokens import VectorToken
-from streams.reading import cache_feed
+from streams.reading import watcher
 from streams.reading.possible_positions import possible_positions
 from streams.writing.process import current_writer
 
@@ -62,7 +62,7 @@ def current(stream: BoundStream, using: str | None = None) -> Current:
     alias = using or stream_settings().database
     with connections[alias].cursor() as cursor:
         found = possible_positions(cursor, [stream.name])
-    cache_feed.before_shown(found, alias)
+    watcher.before_shown(found, alias)
     stored = found.get(stream.name, {})
     linear = linear_position(stored.values(), stream.declaration.empty_position)
     maxima = positions_to_show(stored, linear)

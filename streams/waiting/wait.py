@@ -5,14 +5,13 @@ until this process has come as far. Waiting callers are woken by notifications, 
 the stream itself is woken by its own commits at once. Positions are announced after commits, so facts up to the awaited
 position are visible to every query that begins afterwards.
 
-There is one view for each process and database alias: a thread with a LISTEN connection, opened at the first wait and
-kept. It follows streams by the rules of a reader (``streams.core.tracker``). A forked child makes its own.
+There is one view for each process and database alias, begun at the first wait and kept. The process's watcher gives it
+positions (``streams.reading.watcher``). It follows streams by the rules of a reader (``streams.core.tracker``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import Counter
 from dataclasses import dataclass
@@ -22,20 +21,15 @@ from django.db import connections
 
 from streams import epochs
 from streams.conf import stream_settings
-from streams.core import lookup
 from streams.core.positions import active_and_retired, linear_position
 from streams.core.tokens import VectorToken
 from streams.core.tracker import PositionTracker, TrackerState
-from streams.db import driver
 from streams.errors import TokenError, WaitTimedOut
-from streams.reading import cache_feed
-from streams.reading.position_notifications import PositionListener, PositionNotification
-from streams.reading.possible_positions import possible_positions
-from streams.reading.rows import StoredPosition, writer_names
+from streams.reading.rows import writer_names
+from streams.reading.watcher import Found, Rank, Subscriber, Subscriptions
 from streams.waiting.waiters import TokenWaiter, Waiters, missing
 from streams.waiting.waking import wake_all
 from streams.writing import process
-from streams.writing import writer as writers
 
 if TYPE_CHECKING:
     from streams.core.bound import BoundStream
@@ -45,7 +39,6 @@ __all__ = ["DEFAULT_SECONDS", "Token", "await_for", "forget_views", "timed_out",
 #: A position, a vector, or a token in text form, perhaps with its epoch.
 Token = int | VectorToken | str
 DEFAULT_SECONDS = 5.0
-_Found = dict[str, dict[str, StoredPosition]]
 
 #: Stream name -> waits that timed out in this process, for metrics.
 timed_out: Counter[str] = Counter()
@@ -60,7 +53,7 @@ def wait_for(
     transaction that appends the awaited facts: they are complete only when it has ended.
     """
     wanted = _read(stream, token, using)
-    view = _view(using)
+    view = _views.obtain(using)
     event = threading.Event()
     waiter = view.wait(stream.name, wanted, event)
     # ``is_there``: the waiter may have been woken after the timeout and before its removal.
@@ -73,7 +66,7 @@ async def await_for(
     stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
     """Waits like ``wait_for``, in async code. It keeps no thread while it waits, so thousands of callers may wait at once."""
-    found = _views.get(using or stream_settings().database)
+    found = _views.get(using)
     if found is None or isinstance(token, str):
         view, wanted = await asyncio.to_thread(_view_and_token, stream, token, using)
     else:
@@ -97,13 +90,13 @@ async def await_for(
 
 def waiting(using: str | None = None) -> int:
     """Returns the number of callers that wait in this process now, on one database."""
-    view = _views.get(using or stream_settings().database)
+    view = _views.get(using)
     return 0 if view is None else view.waiting()
 
 
 def _view_and_token(stream: BoundStream, token: Token, using: str | None) -> tuple[_PositionView, VectorToken]:
     try:
-        return _view(using), _read(stream, token, using)
+        return _views.obtain(using), _read(stream, token, using)
     finally:
         connections.close_all()  # of a thread of the executor
 
@@ -149,27 +142,20 @@ class _Seen:
         return VectorToken.of(self.linear, {writer: self.position_of(writer) for writer in names})
 
 
-class _PositionView:
-    """The positions that one process sees on one database, and the callers that wait for more."""
+class _PositionView(Subscriber):
+    """The positions that one process sees on one database, and the callers that wait for more.
+
+    After ``stop``, callers that still wait are not woken any more, and time out.
+    """
+
+    rank = Rank.WAITERS
 
     def __init__(self, using: str) -> None:
-        self._using = using
+        super().__init__(using)
         self._waiters: Waiters[TokenWaiter, tuple[str, str | None]] = Waiters(self._next_place)
         self._lock = threading.Lock()
         self._trackers: dict[str, PositionTracker] = {}
         self._generations: dict[str, int] = {}
-        self._epoch = ""
-        self._connection = driver.KeptConnection(using, "replsite waiting")
-        self._listener = PositionListener(self._heard, using, "waiting")
-
-    def start(self) -> None:
-        """Connects and listens. The listener's thread reads the positions."""
-        self._listener.start()
-
-    def stop(self) -> None:
-        """Ends the thread. Callers that still wait are not woken any more, and time out."""
-        self._listener.stop()
-        self._connection.close()
 
     # --- waiters --------------------------------------------------------------------------------------------------
 
@@ -231,67 +217,32 @@ class _PositionView:
         heard = self._trackers.get(stream)
         if heard is None:
             heard = self._trackers[stream] = PositionTracker(TrackerState(0, {}))
-        writer = process.current_writer(self._using)
+        writer = process.current_writer(self.using)
         return _Seen(heard, writer.trackers.get(stream) if writer.has_lock else None, writer.name)
 
-    # --- notifications --------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------------
 
     def own_moved(self) -> None:
-        """Wakes waiters after this process completed facts of its own. Called in the thread that completed them."""
+        """Wakes waiters after this process completed facts of its own."""
         self._wake()
 
-    def _heard(self, notifications: list[PositionNotification]) -> None:
-        """Applies notifications, in the listener's thread. An empty list means: read all positions from the table."""
-        look = {
-            notification.stream
-            for notification in notifications
-            if notification.position is None or self._may_start_anew(notification.stream)
-        }
-        # The order: read the positions, let the caches drop what they make old, only then let callers see them. In another
-        # order, A is woken at 7 and reads a cached value of before fact 7.
-        looked = self._look(sorted(look) if notifications else None) if look or not notifications else None
-        cache_feed.before_advance(
-            {notification.stream for notification in notifications} or None,
-            using=self._using,
-            notifications=notifications,
-        )
-        if looked is not None:
-            self._learn(*looked)
+    def restored(self) -> None:
+        """Discards all positions. A restored database may lack facts that were seen."""
         with self._lock:
-            for notification in notifications:
-                if notification.position is not None and notification.stream not in look:
-                    self._trackers[notification.stream].advance(notification.writer, notification.position)
-        self._wake()
+            self._trackers.clear()
+            self._generations.clear()
 
-    def _may_start_anew(self, stream: str) -> bool:
-        """Returns true if the stream's positions must be read from the table.
-
-        That is so the first time, for a stream that this program does not know, and always for one that may start again
-        at 0.
-        """
-        if stream not in self._generations or stream not in lookup.names():
-            return True
-        return lookup.get(stream).declaration.in_memory
-
-    def _look(self, streams: list[str] | None) -> tuple[str, _Found]:
-        """Reads the epoch and the stored positions. Called before caches drop the values that these make out of date."""
-        with self._connection.cursor() as cursor:
-            epoch = self._epoch if streams is not None else epochs.readable_epoch(cursor)
-            return epoch, possible_positions(cursor, streams)
-
-    def _learn(self, epoch: str, found: _Found) -> None:
+    def shown(self, found: Found) -> None:
+        """Takes over positions, and wakes the callers that waited for them."""
         with self._lock:
-            if epochs.epoch_changed(self._epoch, epoch):  # a restored database may lack facts that were seen
-                self._trackers.clear()
-                self._generations.clear()
-            self._epoch = epoch
             for name, stored in found.items():
                 active, retired = active_and_retired(stored)
-                generation = max(at.generation for at in stored.values())
+                generation = max((at.generation for at in stored.values()), default=0)
                 if self._generations.get(name) != generation:  # read for the first time, or started again at 0
                     self._generations[name] = generation
                     self._trackers[name] = PositionTracker(TrackerState(linear_position(stored.values(), 0), active))
                 self._trackers[name].learn(active, retired)
+        self._wake()
 
     def _wake(self) -> None:
         with self._lock:
@@ -304,46 +255,9 @@ class _PositionView:
         wake_all(reached)
 
 
-_views: dict[str, _PositionView] = {}
-_guard = threading.Lock()
-
-
-def _view(using: str | None) -> _PositionView:
-    alias = using or stream_settings().database
-    view = _views.get(alias)
-    if view is None:
-        with _guard:
-            view = _views.get(alias)
-            if view is None:
-                view = _PositionView(alias)
-                view.start()
-                writers.when_moved.add(
-                    _own_moved
-                )  # before the view is found by others: they wait for commits of this process, too
-                _views[alias] = view
-    return view
-
-
-def _own_moved(using: str) -> None:
-    view = _views.get(using)
-    if view is not None:
-        view.own_moved()
+_views = Subscriptions(_PositionView)
 
 
 def forget_views() -> None:
     """Stops listening. For tests, which empty the tables between runs."""
-    with _guard:
-        views = list(_views.values())
-        _views.clear()
-    for view in views:
-        view.stop()
-
-
-def _after_fork() -> None:
-    """Clears the views in a child. The parent's connections must not be used here, and are left to the parent, not closed."""
-    global _guard  # noqa: PLW0603
-    _views.clear()
-    _guard = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    _views.stop()

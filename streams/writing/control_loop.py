@@ -20,10 +20,11 @@ from streams.core import lookup
 from streams.core.positions import ACTIVE, active_and_retired
 from streams.db import driver
 from streams.errors import StreamError
-from streams.reading import cache_feed
+from streams.reading import watcher
 from streams.reading.position_notifications import CHANNEL, NotificationFilter, PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.trust import OneTimeWords
+from streams.reading.watcher import NotifiedPosition
 from streams.runtime.logs import Condition, get_logger
 from streams.runtime.wake_up import WakeUp
 from streams.writing import dead_writers, heartbeat
@@ -253,12 +254,14 @@ class ControlLoop:
         # The table first: what is read now covers everything that was received. B enters the stream at 5 and reserves 6, C
         # announces 7. If 7 were applied before B is known, the linear position would pass 6.
         found = self._look(cursor, looks)
-        if notifications:
-            cache_feed.before_advance(
-                {notification.stream for notification in notifications}, cursor, self._writer.using, notifications
-            )
-        for stream, stored in found.items():
-            self._writer.trackers[stream].learn(*active_and_retired(stored))
+        shown: dict[str, dict[str, StoredPosition | NotifiedPosition]] = {name: {**at} for name, at in found.items()}
+        for notification in notifications:
+            if notification.position is not None:
+                stored = shown.setdefault(notification.stream, {})
+                stored[notification.writer] = NotifiedPosition(notification.position)
+        watcher.before_shown(shown, self._writer.using)
+        for stream, looked in found.items():
+            self._writer.trackers[stream].learn(*active_and_retired(looked))
         came: set[str] = set()
         for notification in notifications:
             if notification.position is not None:

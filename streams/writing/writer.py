@@ -48,6 +48,7 @@ from streams.errors import (
 )
 from streams.reading.position_notifications import CHANNEL
 from streams.reading.rows import stored_positions
+from streams.reading.watcher import watcher_of
 from streams.runtime.logs import get_logger
 from streams.runtime.masking import masked_command
 from streams.runtime.version import program_version
@@ -57,7 +58,7 @@ from streams.writing.in_doubt import InDoubt
 from streams.writing.new_life import begin_generation
 from streams.writing.transaction import OpenTransaction
 
-__all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess", "when_moved"]
+__all__ = ["Condition", "Tenure", "WriterControl", "WriterProcess"]
 
 log = get_logger(__name__)
 #: Pause between two attempts to enter a stream while another session holds its start lock.
@@ -68,10 +69,6 @@ _ENTER_GAP_SECONDS = 0.01
 _ANNOUNCEMENTS_WAIT_LESS = """
 SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE 'off' END, false)
 """
-
-
-#: Called with the database alias when facts of this process are complete, in the thread that learned it. Must be quick.
-when_moved: set[Callable[[str], None]] = set()
 
 
 class Condition(StrEnum):
@@ -426,8 +423,8 @@ class WriterProcess:
     def announce_soon(self) -> None:
         """Has the control loop store and announce risen positions, together with others that rise meanwhile."""
         self._background.wake()
-        for call in list(when_moved):  # a copy: another thread may add the callback of its first waiter
-            call(self.using)
+        if (watcher := watcher_of(self.using)) is not None:
+            watcher.own_moved()
 
     def watch(self, transaction: OpenTransaction) -> None:
         """Has the control loop watch an open transaction until its end is known."""

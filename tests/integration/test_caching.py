@@ -19,14 +19,14 @@ from streams.db.driver import OperationalError
 from streams.errors import BadCacheKey
 from streams.load_generator import generator
 from streams.models import CacheInvalidation, Presence, StreamPosition
-from streams.reading import cache_feed
+from streams.reading import cache_feed, watcher
 from streams.reading.position_notifications import PositionNotification
 from tests.integration import cached_words
 from tests.integration.cached_words import set_word, word, word_later
 from tests.support import session as test_session
 from tests.support.async_waiting import wait_for
 from tests.support.waiting import wait_until
-from tests.support.writing import in_thread, linear, session
+from tests.support.writing import cut, in_thread, linear, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -291,7 +291,7 @@ def test_made_up_invalidations_of_others_drop_nothing_here():
 
 def feed() -> cache_feed.CacheFeed:
     assert cache_feed.is_hearing()
-    return cache_feed._feeds["default"]
+    return cache_feed._feeds.get()
 
 
 def test_nothing_is_kept_while_the_connection_is_lost(monkeypatch):
@@ -305,14 +305,11 @@ def test_nothing_is_kept_while_the_connection_is_lost(monkeypatch):
 def test_lost_connection_comes_back_and_catches_up():
     set_word("a", "1")
     assert word("a") == "1"
-    listener = feed()._listener
-    with session() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'replsite notifications caches%'"
-        )
+    listener = watcher.watcher_of()
+    cut("replsite notifications positions")
     store_quietly("a", "2")
-    wait_until(lambda: cache_feed._feeds["default"].is_hearing, 20.0)
-    assert feed()._listener is listener
+    wait_until(cache_feed.is_hearing, 20.0)
+    assert watcher.watcher_of() is listener
     set_word("a", "3")
     assert word("a") == "3"
 
@@ -320,7 +317,7 @@ def test_lost_connection_comes_back_and_catches_up():
 def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf, monkeypatch):
     """The drop before a position shows fails, so nothing is served; what is heard next may be older, and of another stream."""
     set_word("a", "0")
-    own, real = feed(), cache_feed.possible_positions
+    own, real = feed().watcher, watcher.possible_positions
     assert word("a") == "0"
     store_quietly("a", "1")
     with session() as cursor:
@@ -336,9 +333,10 @@ def test_hearing_of_one_stream_does_not_make_up_for_what_another_one_missed(deaf
     def fail(cursor, names, known):
         raise OperationalError("terminating connection due to administrator command")
 
-    monkeypatch.setattr(cache_feed, "possible_positions", fail)
-    cache_feed.before_advance(["caches"])
-    monkeypatch.setattr(cache_feed, "possible_positions", real)
+    monkeypatch.setattr(watcher, "possible_positions", fail)
+    watcher.before_shown({"caches": {"north": watcher.NotifiedPosition(token)}})
+    assert not cache_feed.is_hearing()
+    monkeypatch.setattr(watcher, "possible_positions", real)
     own.heard([PositionNotification("push_rules", "north", 5)])
     assert cache_feed.is_hearing()
     assert word("a") == "1"
@@ -355,8 +353,8 @@ def test_values_of_before_a_restore_are_dropped():
     store_quietly("a", "0")
     with session() as cursor:
         epochs.begin_epoch(cursor, "test")
-    own._listener.lost()
-    own.heard([])
+    own.watcher.lost()
+    own.watcher.heard([])
     assert word("a") == "0"
 
 
@@ -433,8 +431,8 @@ def test_rule_that_fails_drops_everything(monkeypatch, run_manage):
 
 @pytest.fixture
 def deaf() -> None:
-    """The feed's own thread hears nothing, so that only what moves positions can have values dropped."""
-    feed()._listener.stop()
+    """The watcher's thread hears nothing, so that only what moves positions can have values dropped."""
+    feed().watcher.stop()
 
 
 def change_elsewhere(other: Other) -> int:
@@ -443,7 +441,7 @@ def change_elsewhere(other: Other) -> int:
     return int(other.ask("set", "a", "1"))
 
 
-def test_waiting_drops_first(deaf, other):
+def test_waiting_drops_first(other):
     token = change_elsewhere(other)
     registry.get("caches").wait_for(token, 20.0)
     assert word("a") == "1"

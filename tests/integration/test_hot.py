@@ -22,7 +22,7 @@ from streams.models import StreamPosition
 from tests.oracles.token_ranges import in_range
 from tests.support.room_talker import USERS, chatter, talkers
 from tests.support.waiting import wait_until
-from tests.support.writing import session
+from tests.support.writing import cut, session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
@@ -146,8 +146,7 @@ def test_own_facts_cover_none_of_a_writer_that_has_just_come_back(monkeypatch):
         before, lower = cursor.fetchone()
         south = StreamPosition.objects.create(stream=name, instance_name="south", position=before, state="retired")
         assert notifier.now(name) == VectorToken(before)
-        monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, notifications: None)
-        monkeypatch.setattr(notifier._feed(None)._listener, "_on_heard", lambda notifications: None)
+        monkeypatch.setattr("events.notifier.feed.NotifierFeed.before", lambda *given, **_: None)
         StreamPosition.objects.filter(pk=south.pk).update(state="active")
         devices_changed([BOB])
         own = registry.get(name).current().maximum("master")
@@ -230,7 +229,7 @@ def test_a_question_asks_no_query_when_the_rooms_are_known(room, monkeypatch):
 def test_rooms_are_those_of_the_position_and_not_newer(room, other, monkeypatch):
     """The current state changes with the commit, the position a moment later; in between the rooms are the old ones."""
     notifier.look(ALICE, START)
-    monkeypatch.setattr("events.notifier.feed.NotifierFeed.heard", lambda self, notifications: None)
+    monkeypatch.setattr("events.notifier.feed.NotifierFeed.before", lambda *given, **_: None)
     position, _ = other.do("join", room.room_id, BOB)
     found = notifier.look(BOB, START)
     assert not found.now.covers("other", position)
@@ -253,19 +252,12 @@ def test_rooms_of_users_that_somebody_names_are_read_again(room):
 # --- losing track ---------------------------------------------------------------------------------------------------
 
 
-CONNECTIONS = ("replsite notifications hot", "replsite hot", "replsite rooms of users")
-
-
-def cut(name: str) -> None:
-    with session() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = %s", [name]
-        )
+CONNECTIONS = ("replsite notifications positions", "replsite positions", "replsite rooms of users")
 
 
 def test_what_happened_while_the_connection_was_lost_is_not_missed(room, other):
     since = notifier.look(ALICE, START).now
-    cut("replsite notifications hot")
+    cut("replsite notifications positions")
     position, _ = other.do("send", room.room_id, ALICE)
     for _ in range(50):
         found = notifier.look(ALICE, since)
@@ -295,7 +287,7 @@ def test_connections_that_are_cut_make_no_answer_wrong(database_url):
 
 def test_nothing_is_remembered_while_nothing_is_heard(room):
     since = notifier.look(ALICE, START).now
-    feed = notifier._feed(None)
+    feed = notifier._feeds.obtain()
     feed.memory.forget()
     found = feed.ask(ALICE, since)
     assert found.rooms == {room.room_id}
@@ -306,7 +298,7 @@ def test_nothing_is_remembered_while_nothing_is_heard(room):
 def test_own_commits_are_seen_while_nothing_is_remembered(room):
     since = notifier.look(ALICE, START).now
     sent = room.send(ALICE, "m.room.message", {})
-    found = notifier._feed(None)._ask_the_tables(ALICE)
+    found = notifier._feeds.obtain()._ask_the_tables(ALICE)
     assert since.before_or_equal(found.now)
     assert found.now.covers("master", sent.stream_ordering)
     assert found.rooms == {room.room_id}
@@ -316,14 +308,14 @@ def test_a_position_that_fell_makes_everything_be_forgotten(room):
     """As a restored database would show it to a process that was not noticed to be cut off."""
     room.send(ALICE, "m.room.message", {})
     since = notifier.look(ALICE, START).now
-    feed = notifier._feed(None)
+    feed = notifier._feeds.obtain()
     registry.get("events").wait_for(since, 20.0)
     wait_until(lambda: registry.get("events").current().linear >= since.base, 20)
     before = feed.memory.streams
     with session() as cursor:
         cursor.execute("UPDATE streams_streamposition SET position = 1 WHERE stream = 'events'")
         cursor.execute("SELECT pg_notify('replsite_streams', 'events master')")
-    wait_until(lambda: feed.is_hearing and feed.memory.streams is not before, 20)
+    wait_until(lambda: feed.memory.is_kept and feed.memory.streams is not before, 20)
 
 
 def test_trimmed_rows_are_answered_with_maybe(room):
@@ -336,7 +328,7 @@ def test_trimmed_rows_are_answered_with_maybe(room):
             "VALUES ('device_lists', 50, '{\"master\": 50}', 1, now())"
         )
     notifier.stop_feeds()
-    feed = notifier._feed(None)
+    feed = notifier._feeds.obtain()
     from events.notifier.routing import Target
 
     assert feed.changed("device_lists", Target.CONTACT, VectorToken(49)) is None

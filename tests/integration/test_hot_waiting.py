@@ -18,7 +18,7 @@ from streams.homeserver import append
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS
 from tests.support.waiting import wait_until
-from tests.support.writing import in_thread, session
+from tests.support.writing import cut, in_thread
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ALICE, BOB = USERS[0], USERS[1]
@@ -137,10 +137,7 @@ def test_no_more_wait_than_may(room):
 
 def test_a_lost_connection_wakes_everybody_to_look_again(room):
     caller = Waiting(ALICE)
-    with session() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'replsite notifications hot'"
-        )
+    cut("replsite notifications positions")
     assert caller.end()
 
 

@@ -80,7 +80,7 @@ def test_current_and_waiting():
     assert stream().current().maximum("north") <= first
     with pytest.raises(WaitTimedOut):
         stream().wait_for(first + 1, 0.5)
-    assert wait._views["default"].seen("caches").linear <= first
+    assert wait._views.get().seen("caches").linear <= first
     second = fact_of_north()
     store(second)
     assert second == first + 1

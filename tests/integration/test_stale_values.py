@@ -156,7 +156,7 @@ def other(database_url: str) -> Iterator[Other]:
 @pytest.fixture
 def deaf() -> None:
     assert cache_feed.is_hearing()
-    cache_feed._feeds["default"]._listener.stop()
+    cache_feed._feeds.get().watcher.stop()
 
 
 def test_named_reader_in_a_process_that_writes_nothing(deaf):

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
@@ -27,7 +27,7 @@ from streams.errors import EpochChanged, TokenError
 from streams.homeserver import append
 from streams.homeserver import typing as typing_users
 from streams.models.catalog import Presence
-from streams.reading.position_notifications import PositionNotification
+from streams.reading.watcher import Found
 from streams.writing.new_life import begin_generation
 from tests.support.async_waiting import wait_for
 from tests.support.room_talker import USERS, chatter, talkers
@@ -184,12 +184,12 @@ def test_a_contact_who_goes_after_the_position_is_still_told_of(room, other, mon
     """The view of the database is newer than the positions: it shows Bob gone, who was met where the answer ends."""
     room.join(BOB)
     client = SyncClient(ALICE)
-    feed = NotifierFeed._feed_pokes
+    feed = NotifierFeed.before
 
-    def all_but_events(self: NotifierFeed, cursor: object, notifications: Sequence[PositionNotification]) -> None:
-        feed(self, cursor, [notification for notification in notifications if notification.stream != "events"])
+    def all_but_events(self: NotifierFeed, cursor: object, found: Found, *, everything: bool) -> None:
+        feed(self, cursor, {name: stored for name, stored in found.items() if name != "events"}, everything=everything)
 
-    monkeypatch.setattr(NotifierFeed, "_feed_pokes", all_but_events)
+    monkeypatch.setattr(NotifierFeed, "before", all_but_events)
     other.do("leave", room.room_id, BOB)
     append.devices_changed([BOB])
     assert client.sync().streams["device_lists"].changed.keys() == {(BOB,)}
@@ -343,9 +343,9 @@ def test_tokens_of_an_epoch_that_begins_meanwhile_are_good(room):
 
 def test_what_is_new_is_told_while_nothing_is_heard(room, monkeypatch):
     client = SyncClient(ALICE)
-    feed = notifier._feed(None)
+    feed = notifier._feeds.obtain()
     feed.memory.forget()
-    monkeypatch.setattr(feed, "heard", lambda notifications: None)
+    monkeypatch.setattr(feed, "before", lambda *given, **_: None)
     append.push_rules_changed(ALICE)
     sent = room.send(ALICE, "m.room.message", {"body": "x"})
     answer = client.sync()
@@ -452,7 +452,7 @@ def test_what_concerns_others_wakes_nobody(room, other):
     waiting = in_thread(lambda: done.append(client.sync(30.0)))
     wait_until(lambda: notifier.waiting() == 1)
     looks: list[int] = []
-    feed = notifier._feed(None)
+    feed = notifier._feeds.obtain()
     take = feed.memory._waiters.take_concerned
     feed.memory._waiters.take_concerned = lambda users, rooms: looks.append(len(taken := take(users, rooms))) or taken  # type: ignore[method-assign]
     other.do("send", elsewhere.room_id, CAROL)

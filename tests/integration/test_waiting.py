@@ -19,7 +19,7 @@ from streams.waiting import wait
 from streams.writing import lease
 from streams.writing.process import current_writer, retire_all
 from tests.support.waiting import wait_until
-from tests.support.writing import append, give_out, ids, in_thread, session, stream, terminate, wait_for_linear
+from tests.support.writing import append, cut, give_out, ids, in_thread, session, stream, wait_for_linear
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -186,9 +186,7 @@ def test_woken_after_the_connection_was_lost(north):
     done = []
     thread = in_thread(lambda: done.append(stream().wait_for(9, 30)))
     wait_until(wait.waiting)
-    with session() as cursor:
-        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite notifications waiting'")
-        terminate(cursor.fetchone()[0])
+    cut("replsite notifications positions")
     north(9)
     thread.join()
     assert done
@@ -203,9 +201,8 @@ def test_what_was_seen_before_a_restore_is_not_there(north):
     with session() as cursor:
         epochs.begin_epoch(cursor, "test")
         cursor.execute("UPDATE streams_streamposition SET position = 5 WHERE instance_name = 'north'")
-        cursor.execute("SELECT pid FROM pg_stat_activity WHERE application_name = 'replsite notifications waiting'")
-        terminate(cursor.fetchone()[0])
-    wait_until(lambda: wait._views["default"].seen("caches").linear == 5, 10)
+    cut("replsite notifications positions")
+    wait_until(lambda: wait._views.get().seen("caches").linear == 5, 10)
     with pytest.raises(WaitTimedOut):
         stream().wait_for(9, 0.3)
     north(9)
@@ -228,10 +225,10 @@ def test_writer_that_joins_is_not_passed(north):
 
 def test_child_of_a_fork_waits_by_itself(north):
     stream().wait_for(1)
-    assert wait._views
+    assert wait._views.get()
     child = os.fork()
     if child == 0:
-        os._exit(len(wait._views))
+        os._exit(wait._views.get() is not None)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

@@ -97,6 +97,16 @@ def server_process() -> int:
         return int(cursor.fetchone()[0])
 
 
+def cut(application_name: str) -> None:
+    """End the connections of that name to this test's database, from outside."""
+    with session() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+            "WHERE application_name = %s AND datname = current_database()",
+            [application_name],
+        )
+
+
 def terminate(process: int) -> None:
     """End a server process from outside, as an operator would."""
     with session() as cursor:

@@ -19,7 +19,7 @@ from functools import partial
 
 from streams import registry
 from streams.core.tokens import VectorToken
-from streams.reading import cache_feed
+from streams.reading.watcher import watcher_of
 from streams.replication.client.connection import Connector, Counters, Link, TcpConnector
 from streams.replication.client.table_catch_up import CatchUp, NoCatchUp, Writers
 from streams.replication.common.command_counts import received_rdata
@@ -383,8 +383,8 @@ class Follower:
         """
         # Cached values that these rows make stale are dropped first. Otherwise the handler, or a caller that sees the new
         # position, could still read a stale value.
-        if cache_feed.has_begun():
-            await asyncio.to_thread(cache_feed.before_advance)
+        if (watcher := watcher_of()) is not None:
+            await asyncio.to_thread(watcher.catch_up)
         rows, self._pending = self._pending, []
         if rows and self._starts:
             rows = self._beyond_start(rows)

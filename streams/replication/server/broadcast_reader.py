@@ -2,7 +2,7 @@
 
 A position covers only facts that were committed before it, so reading positions before rows is safe
 (``streams.reading.rows``). Notifications are applied in the order in which they came, whichever thread makes the round
-(``streams.replication.server.position_cache``). Blocking. Called by one thread at a time, except for ``hear``.
+(``streams.reading.position_cache``). Blocking. Called by one thread at a time, except for ``hear``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from streams.core.declaration import StreamDeclaration
 from streams.core.tokens import VectorToken
 from streams.core.watermarks import lost_facts, trim_mark
 from streams.db import driver
-from streams.reading import cache_feed
+from streams.reading import watcher
+from streams.reading.position_cache import PositionCache
 from streams.reading.position_notifications import PositionNotification
 from streams.reading.possible_positions import possible_positions
 from streams.reading.rows import StoredPosition, existing_rows
@@ -38,7 +39,6 @@ from streams.replication.protocol.announcer import (
     position_line,
 )
 from streams.replication.protocol.rdata_sql import can_write_lines, lines_sql, take_lines
-from streams.replication.server.position_cache import PositionCache
 from streams.writing import dead_writers
 
 __all__ = ["BroadcastReader", "Done", "Round", "read_lines"]
@@ -82,7 +82,7 @@ class BroadcastReader:
         self._using = using
         self._name = name
         in_memory = [stream.name for stream in registry.all_streams() if stream.declaration.in_memory]
-        self._heard = PositionCache(may_begin_anew=in_memory)
+        self._heard = PositionCache(may_begin_anew=in_memory.__contains__)
         self._waiting: list[PositionNotification | None] = []
         """Notifications since the last round or read of the table; null: some may be lost."""
         self._hearing = threading.Lock()
@@ -156,7 +156,7 @@ class BroadcastReader:
         this process with it.
         """
         found = self._find_positions(cursor, only)
-        cache_feed.before_shown(found, self._using)
+        watcher.before_shown(found, self._using)
         return found
 
     def _find_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:

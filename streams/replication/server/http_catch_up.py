@@ -32,7 +32,7 @@ from streams.core.tokens import VectorToken
 from streams.core.watermarks import check_not_trimmed
 from streams.db import driver
 from streams.errors import ResyncNeeded, UnknownStream
-from streams.reading import cache_feed
+from streams.reading import watcher
 from streams.reading.rows import StoredPosition, stored_positions
 from streams.replication.common.table_rows import BatchSizer, FactRange, table_rows
 from streams.replication.protocol.access import Access
@@ -247,7 +247,7 @@ def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
             # In the same snapshot as the rows. Otherwise: a client asks beyond the POSITION that it got. B's 6 is pending, and
             # C's 7 is committed. With 7 in the answer, the client would go on from 7 and miss 6.
             found = stored_positions(cursor, [question.stream])
-            cache_feed.before_shown(found, using)
+            watcher.before_shown(found, using)
             stored = found.get(question.stream, {})
             wanted = FactRange(question.after, question.upto, [instance] if instance else None)
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))

@@ -22,7 +22,7 @@ def test_a_position_shows_after_its_rows_were_fed():
     found = stream(a=5, b=5)
     lane = found.lane("a", 8)
     assert lane == WriterChanges("receipts", "a", 5, 8)
-    found.heard("a", 8)
+    found.positions["a"] = 8
     assert found.token == VectorToken(5)
     found.advance([lane])
     assert found.token == VectorToken.of(5, {"a": 8})
@@ -31,7 +31,7 @@ def test_a_position_shows_after_its_rows_were_fed():
 def test_the_base_follows_the_slowest():
     found = stream(a=5, b=5)
     for writer, upto in (("a", 8), ("b", 7)):
-        found.heard(writer, upto)
+        found.positions[writer] = upto
         found.advance([WriterChanges("receipts", writer, 5, upto)])
     assert found.token == VectorToken.of(7, {"a": 8})
 
@@ -41,7 +41,7 @@ def test_own_facts_show_before_they_are_announced_but_move_no_base():
     found = stream(a=5)
     found.advance([WriterChanges("receipts", "a", 5, 9)])
     assert found.token == VectorToken.of(5, {"a": 9})
-    found.heard("a", 9)
+    found.positions["a"] = 9
     found.advance([])
     assert found.token == VectorToken(9)
 
@@ -104,6 +104,6 @@ def test_own_facts_move_no_base_before_anybody_is_known_to_write():
     found.positions = {"a": 9, "b": 5}
     found.advance([])
     assert found.token == VectorToken.of(5, {"a": 9})
-    found.heard("b", 8)
+    found.positions["b"] = 8
     found.advance([WriterChanges("receipts", "b", 5, 8)])
     assert found.token == VectorToken.of(8, {"a": 9})

@@ -13,7 +13,7 @@ Notifications must be applied in commit order, without gaps. A caller that may h
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from streams.core.positions import RETIRED
@@ -26,11 +26,11 @@ __all__ = ["PositionCache"]
 class PositionCache:
     """The known positions of all streams; for one thread at a time.
 
-    ``may_begin_anew`` names the streams whose generation may change.
+    ``may_begin_anew(stream)`` returns true if the stream's generation may change.
     """
 
-    def __init__(self, may_begin_anew: Collection[str] = ()) -> None:
-        self._may_begin_anew = frozenset(may_begin_anew)
+    def __init__(self, may_begin_anew: Callable[[str], bool] = lambda _: False) -> None:
+        self._may_begin_anew = may_begin_anew
         self._known: dict[str, dict[str, StoredPosition]] = {}
 
     @property
@@ -59,7 +59,7 @@ class PositionCache:
         # first, followers would have received that the returning writer has no facts up to 6.
         for notification in notifications:
             known = self._known.get(notification.stream, {}).get(notification.writer)
-            is_told = known is not None and known.state != RETIRED and notification.stream not in self._may_begin_anew
+            is_told = known is not None and known.state != RETIRED and not self._may_begin_anew(notification.stream)
             if known is None or not is_told or notification.position is None or notification.position < known.position:
                 unclear.add(notification.stream)
             else:

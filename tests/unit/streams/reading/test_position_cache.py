@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
+from streams.reading.position_cache import PositionCache
 from streams.reading.position_notifications import PositionNotification
 from streams.reading.rows import StoredPosition
-from streams.replication.server.position_cache import PositionCache
 
 THEN = datetime(2026, 1, 1, tzinfo=UTC)
 
