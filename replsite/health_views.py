@@ -19,7 +19,7 @@ from replsite import health
 from replsite.health import Part, Report, not_answering
 from replsite.http.deadline import Deadline, NoAnswer
 
-__all__ = ["for_anybody", "health_view", "live_view", "ready_view"]
+__all__ = ["health_view", "live_view", "ready_view", "without_details"]
 
 #: The public sentence for a part that is not well.
 _WORDS = {
@@ -35,7 +35,7 @@ _MORE = " `manage.py health` shows more."
 _GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
 
 
-def for_anybody(report: Report) -> Report:
+def without_details(report: Report) -> Report:
     """Returns the report without private details. Streams, writers, readers and jobs are only counted by status word."""
     parts = [
         Part(part.name, part.well, "Well." if part.well else _WORDS[part.name] + _MORE)
@@ -69,8 +69,8 @@ class _Probe:
             report = self._deadline.ask()
         except NoAnswer as error:
             # The database does not answer, so the session cannot be read either. Every client gets the public report.
-            return _answer(for_anybody(not_answering(error.seconds)))
-        return _answer(report if _is_staff(request, report) else for_anybody(report))
+            return _answer(without_details(not_answering(error.seconds)))
+        return _answer(report if _is_staff(request, report) else without_details(report))
 
 
 def _is_staff(request: HttpRequest, report: Report) -> bool:

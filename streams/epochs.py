@@ -101,7 +101,7 @@ def current_epoch(cursor: Any) -> str:
 
     A standby begins none and returns the primary's; empty if that has none yet.
     """
-    word, then, now = _look(cursor)
+    word, then, now = _read_identity(cursor)
     if then is None:
         return _begin(cursor, None, "first start", now) if now.timeline is not None else ""
     reason = why_new(then, now, failover_keeps=stream_settings().failover_keeps_epoch)
@@ -129,7 +129,7 @@ def epoch_changed(known: str, found: str) -> bool:
 
 def begin_epoch(cursor: Any, reason: str) -> str:
     """Begins a new epoch on an operator's request. Tokens that were issued before are refused from now on."""
-    word, then, now = _look(cursor)
+    word, then, now = _read_identity(cursor)
     return _begin(cursor, word if then is not None else None, reason, now)
 
 
@@ -138,7 +138,7 @@ def keep_epoch(cursor: Any) -> str:
 
     Call it before any of our processes has started on the moved database.
     """
-    word, then, now = _look(cursor)
+    word, then, now = _read_identity(cursor)
     if then is None:
         return current_epoch(cursor)
     cursor.execute(_KEEP, [now.system_identifier, now.database_oid, now.table_oid, now.timeline])
@@ -146,7 +146,7 @@ def keep_epoch(cursor: Any) -> str:
     return word
 
 
-def _look(cursor: Any) -> tuple[str, Identity | None, Identity]:
+def _read_identity(cursor: Any) -> tuple[str, Identity | None, Identity]:
     cursor.execute(_IDENTITY)
     now = Identity(*cursor.fetchone())
     cursor.execute(NEWEST_EPOCH)

@@ -38,7 +38,7 @@ class PictureEvent:
     prev_event_ids: Sequence[str]
     kind: Kind
     place: tuple[int, int]
-    is_leaf: bool = False
+    is_extremity: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Picture:
             for prev in set(node.event.prev_event_ids) & ids:
                 above[prev] = above.get(prev, 0) + 1
         counts = {
-            "leaf|leaves": sum(node.event.is_leaf for node in self.nodes),
+            "forward extremity|forward extremities": sum(node.event.is_extremity for node in self.nodes),
             "fork": sum(number > 1 for number in above.values()),
             "merge": sum(len(node.event.prev_event_ids) > 1 for node in self.nodes),
             "soft-failed": sum(node.event.kind is Kind.SOFT_FAILED for node in self.nodes),

@@ -47,7 +47,7 @@ class Page:
 
 def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any]:
     """Returns the context of the page. ``asked`` has the query parameters ``state_page`` and ``members_page``."""
-    leaves = _some(ForwardExtremity.objects.using(using).filter(room_id=room.room_id))
+    extremities = _some(ForwardExtremity.objects.using(using).filter(room_id=room.room_id))
     gaps = _some(BackwardExtremity.objects.using(using).filter(room_id=room.room_id))
     earlier_gaps = TimelineGap.objects.using(using).filter(room_id=room.room_id).order_by("-stream_ordering")
     state = CurrentState.read.using(using).filter(room_id=room.room_id)
@@ -56,12 +56,12 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
     entry_page = _page(entries.order_by("type", "state_key"), entries.count(), asked.get("state_page"))
     member_page = _page(people.order_by("state_key"), sum(members.values()), asked.get("members_page"))
     rows = [row.event_id for row in (*entry_page.rows, *member_page.rows)]
-    links = event_links([*leaves, *gaps, *rows, *filter(None, [room.create_event_id])], using)
+    links = event_links([*extremities, *gaps, *rows, *filter(None, [room.create_event_id])], using)
     return {
         "room": room,
         "create": links.get(room.create_event_id or ""),
-        "leaves": [links[event_id] for event_id in leaves[:_MOST_LISTED]],
-        "leaves_more": len(leaves) > _MOST_LISTED,
+        "extremities": [links[event_id] for event_id in extremities[:_MOST_LISTED]],
+        "extremities_more": len(extremities) > _MOST_LISTED,
         "gaps": [links[event_id] for event_id in gaps[:_MOST_LISTED]],
         "gaps_more": len(gaps) > _MOST_LISTED,
         "earlier_gaps": list(earlier_gaps[:_MOST_LISTED]),
@@ -73,7 +73,7 @@ def room_page(room: Room, asked: Mapping[str, str], using: str) -> dict[str, Any
         "members_open": "members_page" in asked,
         "state_page": entry_page,
         "state_rows": [(shown(row.type), shown(row.state_key), links[row.event_id]) for row in entry_page.rows],
-        **_picture(room.room_id, set(leaves), using),
+        **_picture(room.room_id, set(extremities), using),
     }
 
 
@@ -87,7 +87,7 @@ def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
     return Page(list(rows[(number - 1) * _ROWS_PER_PAGE : number * _ROWS_PER_PAGE]), number, pages)
 
 
-def _picture(room_id: str, leaves: set[str], using: str) -> dict[str, Any]:
+def _picture(room_id: str, extremities: set[str], using: str) -> dict[str, Any]:
     """Returns the variables for the graph of the latest events.
 
     They are the latest by arrival, because a sender could push events out of the picture with a claimed depth.
@@ -107,7 +107,7 @@ def _picture(room_id: str, leaves: set[str], using: str) -> dict[str, Any]:
                 edges.get(event.event_id, ()),
                 _kind(event),
                 (event.topological_ordering, event.stream_ordering),
-                event.event_id in leaves,
+                event.event_id in extremities,
             )
             for event in events
         ],
@@ -129,7 +129,7 @@ def _kind(event: Event) -> Kind:
 
 def _drawn(node: Node, event: Event) -> DrawnEvent:
     """Returns a node with its words. Everything special is said in words, not by colour or shape alone."""
-    words = ["leaf"] if node.event.is_leaf else []
+    words = ["forward extremity"] if node.event.is_extremity else []
     words += [word for word in link_of(event).words if word != "backfilled"]
     if node.missing:
         words.append(f"{node.missing} below not here")

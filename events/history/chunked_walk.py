@@ -161,7 +161,7 @@ class RoomWalk:
         for numbers in self.chunks(order):
             chunk = self._read(numbers)
             if in_order:
-                _look_behind(chunk)
+                _check_order(chunk)
             self.states.walk(chunk.events)
             if self._numbers is None:
                 self._note_all(chunk)
@@ -279,9 +279,9 @@ class RoomWalk:
             else:
                 self._remember(number, event)
                 chunk.loaded.append(event_id)
-        self._let_go(chunk)
+        self._drop_borrowed(chunk)
 
-    def _let_go(self, chunk: _Chunk) -> None:
+    def _drop_borrowed(self, chunk: _Chunk) -> None:
         """Drops the events fetched in addition to a chunk, except auth events."""
         for event_id in chunk.loaded:
             if event_id in chunk.named:
@@ -403,7 +403,7 @@ class _Chunk:
         return self.elsewhere.get(event_id) if number is None else number
 
 
-def _look_behind(chunk: _Chunk) -> None:
+def _check_order(chunk: _Chunk) -> None:
     """Raises ``_OutOfOrder`` unless every event of a chunk comes after all its references."""
     last = chunk.numbers[-1]
     later = set(chunk.at)  # the event itself and those that come later

@@ -180,18 +180,20 @@ class RoomHistory:
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
         live = self._last_live(ACCEPTED) >= 0
-        leaves = self._leaves = ForwardExtremities[int](reached=NumberSet(limit), find=self._looked_through, live=live)
-        arrivals = ExtremityTracker(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
+        extremities = self._extremities = ForwardExtremities[int](
+            reached=NumberSet(limit), find=self._transparent_among, live=live
+        )
+        arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
         known: int | None = None
         for index, number in self._live():
-            if flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, walk.prevs.of(number)):
+            if flags[number] & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
                 self._take(arrivals, number)
             group = arrivals.current
             if group is not None:
                 self._line[number] = group
                 known = self._note_change(index, known, group)
         for number in self._ordered(BACKFILLED) if not live else ():
-            if flags[number] & ACCEPTED or not arrivals.take_on_leaves(number, walk.prevs.of(number)):
+            if flags[number] & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
                 arrivals.take(self._arriving(number))
         current = arrivals.finish()
         if known is not None:
@@ -205,12 +207,12 @@ class RoomHistory:
     def _walk_line(self, limit: int) -> None:
         """Walks the line again in the given order, where no event waits for its prev events: a rebuild does the same."""
         walk, flags = self._walk, self._flags
-        leaves = ForwardExtremities[int](reached=NumberSet(limit), find=self._looked_through, live=True)
-        arrivals = ExtremityTracker(walk.states, leaves, NumberSet(limit), _Groups(walk.after), self._fails)
+        extremities = ForwardExtremities[int](reached=NumberSet(limit), find=self._transparent_among, live=True)
+        arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
         for number, flag in enumerate(flags):
             if flag & (OUTLIER | BACKFILLED):
                 continue
-            if flag & ACCEPTED or not arrivals.take_on_leaves(number, walk.prevs.of(number)):
+            if flag & ACCEPTED or not arrivals.take_on_extremities(number, walk.prevs.of(number)):
                 arrivals.take(self._arriving(number))
             self._line[number] = -1 if arrivals.current is None else arrivals.current
 
@@ -222,7 +224,7 @@ class RoomHistory:
             self._flags[number] |= SOFT_FAILED
         arrivals.take(event)
 
-    def _looked_through(self, numbers: Collection[int]) -> Iterator[_Arriving]:
+    def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
         """Returns those of some events that may be transparent for forward extremities."""
         flags = self._flags
         for number in numbers:
@@ -314,7 +316,7 @@ class RoomHistory:
 
     def forward_extremities(self) -> Iterator[str]:
         """Returns the IDs of the forward extremities."""
-        return self._names(list(self._leaves.current))
+        return self._names(list(self._extremities.current))
 
     def backward_extremities(self) -> Iterator[str]:
         """Returns the missing prev events of events in the graph, each once."""

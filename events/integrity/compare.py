@@ -16,7 +16,7 @@ from events.format.parsing import ParsedEvent
 from events.integrity.expected_rows import Columns, Computed, RoomRows, StoredEvent, compute, stored_before
 from events.room.graph import is_accepted
 from events.visibility.ranges import VisibilityRow
-from events.visibility.recompute import tell_the_same
+from events.visibility.recompute import show_the_same
 
 __all__ = [
     "COLUMNS_OF_THE_EVENT",
@@ -113,7 +113,7 @@ def compare(rows: RoomRows, computed: Computed | None = None) -> RoomReport:
     for difference in differences(should):
         report.add(difference)
     # ``_visibility`` reports no difference here: the computed ranges lack what followed from the purged events.
-    if _is_cut_off(rows, should) and not _tell_the_same(rows, should, should.ranges):
+    if _is_cut_off(rows, should) and not _cover_the_same(rows, should, should.ranges):
         report.doubt("who sees what differs, but it follows from events that were purged")
     for event_id in should.states.differing:
         report.doubt(f"{event_id}: its state differs from that of its prev events; the event may have come with it")
@@ -270,7 +270,7 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         yield Difference("visibility", "events_room", rows.room_id, "visibility_unresolved", stored, right is None)
     # Equal visibility may be laid out in different ranges, so what users see is compared, and rows are listed only
     # after that.
-    if _tell_the_same(rows, should, right) or _is_cut_off(rows, should):
+    if _cover_the_same(rows, should, right) or _is_cut_off(rows, should):
         return
     stored_rows, right_rows = set(rows.ranges), set(right or [])
     for found in sorted(stored_rows ^ right_rows, key=str):
@@ -280,9 +280,9 @@ def _visibility(rows: RoomRows, should: Computed) -> Iterator[Difference]:
         yield Difference("visibility", "events_eventvisibility", key, "first, last", here, there)
 
 
-def _tell_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:
+def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[VisibilityRow] | None) -> bool:
     accepted = [row.stream_ordering for row in rows.events if is_accepted(should.events[row.event_id])]
-    return tell_the_same(rows.ranges, right or [], accepted)
+    return show_the_same(rows.ranges, right or [], accepted)
 
 
 def _is_cut_off(rows: RoomRows, should: Computed) -> bool:

@@ -123,11 +123,11 @@ class _CheckedStates(RoomStates):
         self.digests = Digests(self.builder)
         self.differing: list[str] = []
         self.stored_groups = StoredGroups((), ())
-        self._told = told
+        self._given_groups = told
 
     def _before(self, event: ParsedEvent) -> int | None:
         known = self._after_prevs(event)
-        group = self._told.get(event.event_id)
+        group = self._given_groups.get(event.event_id)
         if group is None:
             return known
         if known is not None:  # all prev events are here by now, so the rules have an answer, too
@@ -220,7 +220,7 @@ def compute(rows: RoomRows) -> Computed:
     events = {row.event_id: row.parsed or _lost(row, rows) for row in rows.events}
     stored = StoredGroups(rows.groups, rows.deltas)
     create = _create(rows, events.values())
-    states = _CheckedStates(version, list(events.values()), create, _told(rows, events, stored))
+    states = _CheckedStates(version, list(events.values()), create, _given_groups(rows, events, stored))
     states.stored_groups = stored
     states.assign(list(events.values()))
     graph = [states.events[event_id] for event_id, event in events.items() if not event.outlier]
@@ -229,7 +229,7 @@ def compute(rows: RoomRows) -> Computed:
     found, current = ranges.ranges(), ranges.current
     if found is not None:
         found = in_order([*found, *_cuts_of_before(rows, graph, states, current)])
-    return Computed(rows, dict(states.events), stored, states, create, ranges, found, set(ranges.leaves), current)
+    return Computed(rows, dict(states.events), stored, states, create, ranges, found, set(ranges.extremities), current)
 
 
 def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
@@ -305,7 +305,7 @@ def _cuts_of_before(
 # --- states that may have been given ----------------------------------------------------------------------------------
 
 
-def _told(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
+def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
     """Returns ``{event: stored group before it}`` for events that may have come with a given state.
 
     Those are events with a prev event that was perhaps not here, or had no state, when they came.

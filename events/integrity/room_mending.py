@@ -202,14 +202,14 @@ class _Repair:
         else:
             self._set(found, "event_id", found.key)
         if found.column == "redacted_by":
-            self._say_that_it_says_less(found.key)
+            self._announce_less_content(found.key)
 
     def _json(self, found: Difference) -> None:
         json = self._computed.events[found.key].json
         self._run("UPDATE events_eventjson SET json = %s WHERE event_id = %s", json, found.key)
-        self._say_that_it_says_less(found.key)
+        self._announce_less_content(found.key)
 
-    def _say_that_it_says_less(self, event_id: str) -> None:
+    def _announce_less_content(self, event_id: str) -> None:
         """Records that an event has less content now. Other processes are notified as if the current state had changed."""
         event = self._computed.events[event_id]
         self._current_state = True

@@ -146,11 +146,11 @@ class PurgeRequest:
 
 @dataclass(slots=True)
 class HistoryPurged:
-    """The progress of a purge, in events. ``leaves`` are forward extremities that were purged."""
+    """The progress of a purge, in events. ``extremities`` are forward extremities that were purged."""
 
     deleted: int = 0
     became_outliers: int = 0
-    leaves: int = 0
+    extremities: int = 0
 
 
 def check_forward_extremities(cursor: Any, request: PurgeRequest) -> None:
@@ -186,14 +186,14 @@ def purge_batch(
     found = cursor.fetchone()
     if found is None:
         return None
-    deleted, outliers, leaves, freed, *last = found
-    if leaves or freed:  # the set of forward extremities may have changed
+    deleted, outliers, extremities, freed, *last = found
+    if extremities or freed:  # the set of forward extremities may have changed
         recompute_current_state(cursor, request.room_id, request.using, freed)
     # Late in the transaction: readers wait for this position until the transaction ends.
     registry.get("caches").append(CacheInvalidation(cache_name=CACHE_NAME, keys=None))
     done.deleted += deleted
     done.became_outliers += outliers
-    done.leaves += leaves
+    done.extremities += extremities
     return int(last[0]), int(last[1])
 
 

@@ -197,16 +197,16 @@ def foresee_history(request: PurgeRequest) -> tuple[HistoryPurged, dict[str, int
     with connections[request.using].cursor() as cursor:
         check_forward_extremities(cursor, request)
         cursor.execute(_FORESEE, request.names)
-        deleted, outliers, edges, leaves, gaps, holes = cursor.fetchone()
+        deleted, outliers, edges, extremities, gaps, holes = cursor.fetchone()
     now = room_figures(request.room_id, request.using)
     gone = {
         "events_event": deleted,
         "events_eventjson": deleted,
         "events_eventedge": edges,
-        "events_forwardextremity": leaves,
+        "events_forwardextremity": extremities,
     }
     after = {table: now[table] - count for table, count in gone.items()}
-    return HistoryPurged(deleted, outliers, leaves), after | {
+    return HistoryPurged(deleted, outliers, extremities), after | {
         "events_backwardextremity": gaps,
         "events_timelinegap": holes,
     }

@@ -319,7 +319,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
             _LEAVES,
         ):
             cursor.execute(statement.format(mapping=mapping), names)
-        leaves = cursor.rowcount
+        extremities = cursor.rowcount
         redacted = _redact_late(cursor, room_id, using)
         done.redacted += len(redacted)
         cursor.execute(_COUNTS)
@@ -327,7 +327,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
         if not whole:  # the ranges of a whole room were archived with it
             cursor.execute(_NO_RANGES, names)
         cursor.execute(_LEAF_BELOW, names)
-        if (leaves or cursor.fetchone()[0]) and not whole:
+        if (extremities or cursor.fetchone()[0]) and not whole:
             recompute_current_state(cursor, room_id, using)
         cursor.execute("DROP TABLE restored_fate, restored_below; TRUNCATE restored_event")
     if not whole:  # after a whole room, the caller does this once for all batches

@@ -125,7 +125,7 @@ class EventQuerySet(ReadOnlyQuerySet["Event"]):
         edges = EventEdge.objects.filter(prev_event_id=event_id)
         return self.filter(event_id__in=edges.values("event_id"))
 
-    def leaves_of(self, room_id: str) -> EventQuerySet:
+    def extremities_of(self, room_id: str) -> EventQuerySet:
         """Returns the forward extremities of a room."""
         return self.filter(event_id__in=ForwardExtremity.objects.filter(room_id=room_id).values("event_id"))
 

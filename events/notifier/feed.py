@@ -285,14 +285,14 @@ class NotifierFeed(Subscriber):
         reaches: Reaches = {}
         for name in looked:
             stored = found.get(name, {})
-            if self._began_anew(name, stored):
+            if self._restarted(name, stored):
                 self._replace(cursor, name, stored)
             else:
                 reaches |= self._learn(name, stored)
         self._feed(cursor, reaches)
         self.memory.show(looked)
 
-    def _began_anew(self, name: str, stored: Mapping[str, StoredPosition]) -> bool:
+    def _restarted(self, name: str, stored: Mapping[str, StoredPosition]) -> bool:
         stream = self.memory.streams.get(name)
         if stream is None:
             return True

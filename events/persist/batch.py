@@ -30,8 +30,8 @@ from events.persist.room_batch import RoomBatch, RoomChanges
 from events.persist.room_cache import StoredRoom
 from events.persist.state_changes import users_of
 from events.persist.write_rows import write_rooms
-from events.room.event_auth import as_let_through
-from events.room.verification import KeysOf, check_signatures, tells_version
+from events.room.event_auth import as_seen_by
+from events.room.verification import KeysOf, check_signatures, proves_version
 from events.stored_states import parsed_events
 from state.rules.room_versions import ROOM_VERSIONS, RoomVersion, room_version
 from streams import registry
@@ -136,7 +136,7 @@ def persist(
     outcome = PersistOutcome()
     parsed = _parse(batch, outcome, alias, verifier, known_elsewhere=history_of is not None)
     if history_of is not None:
-        parsed = [replace_field(placed, event=as_let_through(placed.event, history_of)) for placed in parsed]
+        parsed = [replace_field(placed, event=as_seen_by(placed.event, history_of)) for placed in parsed]
     if parsed:
         # No savepoint: after an error the caller's transaction can only be rolled back as a whole.
         with transaction.atomic(using=alias, savepoint=False):
@@ -292,7 +292,7 @@ def _announcing(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
         create = parse_event(json, event, _own_version(event))
     except EventRefused:
         return None
-    return create if tells_version(create) else None
+    return create if proves_version(create) else None
 
 
 def _own_version(create: dict[str, Any]) -> Any:

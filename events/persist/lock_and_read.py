@@ -14,7 +14,7 @@ from django.db import connections
 from events.format.parsing import ParsedEvent
 from events.models import Room
 from events.room.state_assignment import is_create
-from events.room.verification import tells_version
+from events.room.verification import proves_version
 from streams.db.driver import Statement, send_together
 
 __all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
@@ -110,11 +110,11 @@ class RoomReading:
 
     ``asked`` are the IDs that were looked up: the batch's own events, their prev and auth events, the forward extremities
     and the latest events. ``events`` has those of them that are stored. ``groups`` has the state groups after prev
-    events, forward extremities and latest events. ``leaves`` has the forward extremities by room.
+    events, forward extremities and latest events. ``extremities`` has the forward extremities by room.
     """
 
     rooms: dict[str, Room] = field(default_factory=dict)
-    leaves: dict[str, list[str]] = field(default_factory=dict)
+    extremities: dict[str, list[str]] = field(default_factory=dict)
     latest: dict[str, tuple[str, int]] = field(default_factory=dict)
     """Room -> its latest accepted live event, and the position of that."""
     asked: set[str] = field(default_factory=set)
@@ -140,7 +140,7 @@ def lock_and_read(
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]
     begun = {event.room_id: event.room_version for event in (*outliers, *creates)}
-    told = {event.room_id: event.room_version for event in creates if tells_version(event)}
+    told = {event.room_id: event.room_version for event in creates if proves_version(event)}
     own = {event.event_id for event in events}
     prevs = {prev for event in events for prev in event.prev_event_ids} - own
     auths = {other for event in events for other in event.auth_event_ids} - own - prevs
@@ -165,12 +165,12 @@ def lock_and_read(
 
 
 def _reading(text: str, own: set[str], asked: set[str]) -> RoomReading:
-    rooms, leaves, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
+    rooms, extremities, latest, events, groups, above, redactions, gaps = [found or () for found in orjson.loads(text)]
     found = RoomReading(own=frozenset(own), gaps=frozenset(gaps), asked=asked)
     for values in rooms:
         found.rooms[values[0]] = Room.from_db(None, _ROOM_COLUMNS, values)
-    for room_id, event_id in leaves:
-        found.leaves.setdefault(room_id, []).append(event_id)
+    for room_id, event_id in extremities:
+        found.extremities.setdefault(room_id, []).append(event_id)
     found.latest = {room_id: (event_id, position) for room_id, event_id, position in latest}
     found.events = {event_id: EventFacts(*facts) for event_id, *facts in events}
     found.asked.update(found.events)

@@ -87,8 +87,8 @@ class RoomChanges:
     """The number of backfilled events of the graph, which come first. Outliers may be backfilled as well, uncounted."""
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
     create: ParsedEvent | None = None
-    new_leaves: list[str] = field(default_factory=list)
-    gone_leaves: list[str] = field(default_factory=list)
+    new_extremities: list[str] = field(default_factory=list)
+    gone_extremities: list[str] = field(default_factory=list)
     state_changes: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
     """(number, type, state_key, new event ID, previous event ID), null for an entry that is removed or is new."""
     current_unresolved: bool = False
@@ -203,7 +203,9 @@ class RoomBatch:
             named = {event_id for state in given.values() for event_id in state.values()}
             named |= {other for event in self._batch for other in event.auth_event_ids}
             states.unplaced = batch_ids | self.stored.without_state(named - batch_ids)
-            groups = {self.stored.after[leaf] for leaf in self.stored.leaves if leaf in self.stored.after}
+            groups = {
+                self.stored.after[extremity] for extremity in self.stored.extremities if extremity in self.stored.after
+            }
             states.bases = sorted(groups)[-_BASES:]
         return states
 
@@ -289,7 +291,7 @@ class RoomBatch:
 
     def _refuse_what_has_no_state(self) -> None:
         """Refuses live events without a known state in a room whose current state is known."""
-        if self._row.current_state_unresolved or not self.stored.leaves:
+        if self._row.current_state_unresolved or not self.stored.extremities:
             return
         detail = "the state at its prev events is not known: give it as state_before, or store what is below them"
         self._refuse_each(
@@ -342,8 +344,10 @@ class RoomBatch:
         # given state may be that of both together. So the stored forward extremities have to be checked again.
         again = changes.filled.events or self._is_below_a_merge()
         freed = () if self.freed is None and again else self.freed
-        leaves = self.stored.leaves_below([*old, *live], states, changes.filled.rejected, freed)
-        arrivals = EventExtremityTracker(states, leaves, here=[prev for event in live for prev in event.prev_event_ids])
+        extremities = self.stored.extremities_below([*old, *live], states, changes.filled.rejected, freed)
+        arrivals = EventExtremityTracker(
+            states, extremities, here=[prev for event in live for prev in event.prev_event_ids]
+        )
         known = arrivals.current if not self._row.current_state_unresolved else None
         steps: list[Step] = []
         self._line_before = known
@@ -383,10 +387,11 @@ class RoomBatch:
             changes.own_place = not live
             number = changes.backfilled + live - 1 if live else len(changes.events)
             self._note_changes(number, known, current, between=not steps)
-        changes.current_unresolved = current is None and bool(arrivals.leaves.current)
-        before = set(self.stored.leaves)
-        changes.new_leaves = [leaf for leaf in arrivals.leaves.current if leaf not in before]
-        changes.gone_leaves = [leaf for leaf in self.stored.leaves if leaf not in arrivals.leaves.current]
+        changes.current_unresolved = current is None and bool(arrivals.extremities.current)
+        before = set(self.stored.extremities)
+        changes.new_extremities = [event_id for event_id in arrivals.extremities.current if event_id not in before]
+        after = arrivals.extremities.current
+        changes.gone_extremities = [event_id for event_id in self.stored.extremities if event_id not in after]
 
     @staticmethod
     def _is_live(event: ParsedEvent) -> bool:

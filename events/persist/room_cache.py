@@ -214,7 +214,7 @@ def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
 
 @dataclass(slots=True)
 class StoredRoom:
-    """One room: its events, its forward extremities (``leaves``), and the groups that a batch builds on.
+    """One room: its events, its forward extremities (``extremities``), and the groups that a batch builds on.
 
     Groups have numbers in ``builder``. ``after`` maps event IDs to such numbers, and ``ids`` maps the numbers of stored
     groups to their IDs. A group is *adopted* when it was read and has a number.
@@ -225,7 +225,7 @@ class StoredRoom:
     events: StoredEvents
     reading: RoomReading = field(default_factory=RoomReading)
     builder: GroupBuilder = field(default_factory=GroupBuilder)
-    leaves: list[str] = field(default_factory=list)
+    extremities: list[str] = field(default_factory=list)
     after: dict[str, int] = field(default_factory=dict)
     ids: dict[int, int] = field(default_factory=dict)
     chains: dict[int, int] = field(default_factory=dict)
@@ -236,10 +236,10 @@ class StoredRoom:
 
     def read(self, batch: Sequence[ParsedEvent]) -> None:
         """Loads the events that the batch refers to, and the groups after its prev events and after the forward extremities."""
-        self.leaves = list(self.reading.leaves.get(self.room_id, ()))
+        self.extremities = list(self.reading.extremities.get(self.room_id, ()))
         own = {event.event_id for event in batch}
         prevs = {prev for event in batch for prev in event.prev_event_ids} - own
-        self.adopt_after({*prevs, *self.leaves})
+        self.adopt_after({*prevs, *self.extremities})
         auths = [other for event in batch for other in event.auth_event_ids if other not in own]
         self.events.load([*prevs, *auths])
 
@@ -371,7 +371,7 @@ class StoredRoom:
             return {event_id for (event_id,) in cursor.fetchall()}
 
     # --- forward extremities -------------------------------------------------------------------------------------------------
-    def leaves_below(
+    def extremities_below(
         self,
         batch: Sequence[ParsedEvent],
         states: RoomStates,
@@ -386,7 +386,7 @@ class StoredRoom:
         """
         found = _StoredExtremities(self, {event.event_id for event in batch}, states, set(rejected))
         found.give_way(freed)
-        return found.leaves
+        return found.extremities
 
 
 class _StoredExtremities:
@@ -394,14 +394,14 @@ class _StoredExtremities:
 
     def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
         self._room, self._own, self._states, self._rejected = room, own, states, rejected
-        self._stored = set(room.leaves) - rejected
+        self._stored = set(room.extremities) - rejected
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
-        """``leaves.live`` -> transparent events by ID. If it is true, backfilled events are transparent, too."""
+        """``extremities.live`` -> transparent events by ID. If it is true, backfilled events are transparent, too."""
         reached: set[str] = set()
         self._reached_by: dict[str, Sequence[str]] = {}
-        self.leaves = ForwardExtremities(
-            room.leaves, reached, self._find, live=self._begins_live, reaches=self._reaches
+        self.extremities = ForwardExtremities(
+            room.extremities, reached, self._find, live=self._begins_live, reaches=self._reaches
         )
         # Stored events may reach new ones already. ``above`` has the stored events above all events of the reading.
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
@@ -409,11 +409,11 @@ class _StoredExtremities:
 
     def give_way(self, freed: Collection[str] | None) -> None:
         """Replaces forward extremities that are now rejected by the events that they build on, unless others reach these."""
-        leaves = self.leaves
-        below = [event_id for event_id in leaves.current if event_id in self._rejected]
-        covered = set[str]() if freed is None else self._reached(leaves.current)
-        for event_id in {*below, *covered.intersection(leaves.current)}:
-            del leaves.current[event_id]
+        extremities = self.extremities
+        below = [event_id for event_id in extremities.current if event_id in self._rejected]
+        covered = set[str]() if freed is None else self._reached(extremities.current)
+        for event_id in {*below, *covered.intersection(extremities.current)}:
+            del extremities.current[event_id]
         seen = set(below)
         prevs = {*(freed or ()), *self._below(below)} - seen
         # The walk goes down: an event that counts and is not reached becomes a forward extremity; it continues below others.
@@ -423,7 +423,7 @@ class _StoredExtremities:
             free = {event_id: counts for event_id, counts in self._verdicts(prevs) if event_id not in reached}
             new = [event_id for event_id, counts in free.items() if counts]
             self._room.adopt_after(new)
-            leaves.current.update(dict.fromkeys(new))
+            extremities.current.update(dict.fromkeys(new))
             prevs = self._below(event_id for event_id, counts in free.items() if not counts) - seen
 
     def _below(self, event_ids: Iterable[str]) -> set[str]:
@@ -442,17 +442,17 @@ class _StoredExtremities:
     def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
         """Returns those of these events that may not count and lead down to a forward extremity or an event of the batch."""
         found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
-        live = self.leaves.live
+        live = self.extremities.live
         # Stored forward extremities count. After the first live event they may be backfilled ones, which no longer do.
         known = self._own if live != self._begins_live else self._own | self._stored
         others = [event_id for event_id in event_ids if event_id not in known]
         if others:
             if live not in self._known:
-                self._known[live] = self._looked_through({*self._stored, *self.leaves.current, *self._own})
+                self._known[live] = self._transparent_among({*self._stored, *self.extremities.current, *self._own})
             found += [self._known[live][event_id] for event_id in others if event_id in self._known[live]]
         return found
 
-    def _looked_through(self, starts: Collection[str]) -> dict[str, _Through]:
+    def _transparent_among(self, starts: Collection[str]) -> dict[str, _Through]:
         below: dict[str, list[str]] = {}
         for prev, event_id, accepted, live in self._above(starts):
             if not self._counts(event_id, accepted, live):
@@ -500,7 +500,7 @@ class _StoredExtremities:
         values: dict[str, Any] = {
             "below": sorted(event_ids),
             "room": self._room.room_id,
-            "through_old": self.leaves.live,
+            "through_old": self.extremities.live,
             "rejected": sorted(self._rejected),
         }
         with connections[self._room.using].cursor() as cursor:
@@ -514,7 +514,7 @@ class _StoredExtremities:
         ]
 
     def _counts(self, event_id: str, accepted: bool, live: bool) -> bool:
-        return accepted and event_id not in self._rejected and (live or not self.leaves.live)
+        return accepted and event_id not in self._rejected and (live or not self.extremities.live)
 
 
 @dataclass(frozen=True, slots=True)

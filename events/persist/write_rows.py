@@ -186,7 +186,11 @@ def write_rooms(
 
 def _is_something(changes: RoomChanges) -> bool:
     return bool(
-        changes.events or changes.own_place or changes.filled.events or changes.new_leaves or changes.gone_leaves
+        changes.events
+        or changes.own_place
+        or changes.filled.events
+        or changes.new_extremities
+        or changes.gone_extremities
     )
 
 
@@ -343,16 +347,16 @@ class _RoomWriter:
         self._close_gaps()
         self._current_state()
         if self._changes.filled.rejected:
-            self._say_after(_UNFLAG, self._changes.filled.rejected)
+            self._run_after(_UNFLAG, self._changes.filled.rejected)
         if self._changes.redacted:
             pairs = self._changes.redacted
-            self._say_after(_FLAG_REDACTED, list(pairs), list(pairs.values()))
+            self._run_after(_FLAG_REDACTED, list(pairs), list(pairs.values()))
         self._room_row()
 
-    def _say_before(self, text: str, *values: Any) -> None:
+    def _run_before(self, text: str, *values: Any) -> None:
         self._writing.before.append(Statement(text, values))
 
-    def _say_after(self, text: str, *values: Any) -> None:
+    def _run_after(self, text: str, *values: Any) -> None:
         self._writing.after.append(Statement(text, values))
 
     @property
@@ -386,15 +390,15 @@ class _RoomWriter:
         """Removes or moves rows that the new rows replace."""
         moved = [event.event_id for event in self._changes.events if event.event_id in stored_outliers]
         if moved:
-            self._say_before(_FORGET_OUTLIERS, moved)
-        gone, new = self._changes.gone_leaves, self._changes.new_leaves
+            self._run_before(_FORGET_OUTLIERS, moved)
+        gone, new = self._changes.gone_extremities, self._changes.new_extremities
         both = min(len(gone), len(new))
         if both:
-            self._say_before(_MOVE_LEAVES, gone[:both], new[:both])
+            self._run_before(_MOVE_LEAVES, gone[:both], new[:both])
         if gone[both:]:
-            self._say_before(_DROP_LEAVES, gone[both:])
-        for leaf in new[both:]:
-            self._writing.add(ForwardExtremity, leaf, self._room.room_id)
+            self._run_before(_DROP_LEAVES, gone[both:])
+        for extremity in new[both:]:
+            self._writing.add(ForwardExtremity, extremity, self._room.room_id)
         self._end_ranges()
 
     def _events(self, stored_outliers: Collection[str]) -> None:
@@ -444,7 +448,7 @@ class _RoomWriter:
     def _close_gaps(self) -> None:
         gaps = self._stored.reading.gaps
         if gaps and (closed := sorted(gaps.intersection(event.event_id for event in self._graph))):
-            self._say_after(_CLOSE_GAPS, self._room.room_id, closed)
+            self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
         """Writes what depends on the written rows: gaps, and visibility ranges that are recomputed or of backfilled events."""
@@ -481,7 +485,7 @@ class _RoomWriter:
     def _current_state(self) -> None:
         if self._changes.current_unresolved:
             if not self._room.current_state_unresolved:
-                self._say_after(_DROP_ALL_STATE, self._room.room_id)
+                self._run_after(_DROP_ALL_STATE, self._room.room_id)
             return
         if not self._changes.state_changes:
             return
@@ -489,27 +493,27 @@ class _RoomWriter:
         gone = [key for key, event_id in final.items() if event_id is None]
         put = [(*key, event_id) for key, event_id in final.items() if event_id is not None]
         if gone:
-            self._say_after(_DROP_STATE, [k[0] for k in gone], [k[1] for k in gone], self._room.room_id)
+            self._run_after(_DROP_STATE, [k[0] for k in gone], [k[1] for k in gone], self._room.room_id)
         if put:
             events = self._stored.events
             memberships = [found.membership if (found := events.get(row[2])) else None for row in put]
             columns = [list(column) for column in zip(*put, strict=True)]
-            self._say_after(_PUT_STATE, [self._room.room_id] * len(put), *columns, memberships)
+            self._run_after(_PUT_STATE, [self._room.room_id] * len(put), *columns, memberships)
 
     def _end_ranges(self) -> None:
         """Ends or deletes stored ranges, before new ranges of the same users are inserted."""
         changes, room_id = self._changes, self._room.room_id
         if changes.visibility_unresolved:
             if not self._room.visibility_unresolved:
-                self._say_before(_DROP_RANGES, room_id)
+                self._run_before(_DROP_RANGES, room_id)
             return
         if changes.closed:
             users, kinds, lasts = zip(*changes.closed, strict=True)
-            self._say_before(_CLOSE_RANGES, list(users), list(kinds), [self._place(n) for n in lasts], room_id)
+            self._run_before(_CLOSE_RANGES, list(users), list(kinds), [self._place(n) for n in lasts], room_id)
         if changes.uncut:
-            self._say_before(_UNCUT, room_id, changes.uncut)
+            self._run_before(_UNCUT, room_id, changes.uncut)
         if changes.now_shown:
-            self._say_before(_SHOW, changes.now_shown)
+            self._run_before(_SHOW, changes.now_shown)
 
     def _ranges(self) -> None:
         changes, room_id = self._changes, self._room.room_id

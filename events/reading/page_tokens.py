@@ -47,12 +47,12 @@ def start_of(token: str | None, *, back: bool, using: str = "default") -> Start:
     """
     if token is None or (isinstance(token, str) and token.startswith("t")):
         return Start(*timeline_place(token), back)
-    told = _told(token, using).meet(events_token(using))
+    told = _parsed(token, using).meet(events_token(using))
     place = (LARGEST, LARGEST) if back else timeline_place(OLDEST)
     return Start(*place, back, told)
 
 
-def _told(token: str, using: str) -> VectorToken:
+def _parsed(token: str, using: str) -> VectorToken:
     try:
         if not isinstance(token, str) or len(token) > _TEXT_LIMIT:
             raise TokenError("A token is a string of a few dozen characters.")

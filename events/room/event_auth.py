@@ -28,7 +28,7 @@ __all__ = [
     "REFUSED_BY_AUTH_EVENTS",
     "REFUSED_BY_STATE",
     "EventAuthorizer",
-    "as_let_through",
+    "as_seen_by",
     "is_asked_by_sender",
     "is_third_party_invite",
 ]
@@ -54,7 +54,7 @@ def is_third_party_invite(event: ParsedEvent) -> bool:
     return event.membership == "invite" and "third_party_invite" in event.content
 
 
-def as_let_through(event: ParsedEvent, server: str) -> ParsedEvent:
+def as_seen_by(event: ParsedEvent, server: str) -> ParsedEvent:
     """Returns the event as the named server has it: that server soft-fails events of others, never those of its own users.
 
     A stated soft failure is kept.

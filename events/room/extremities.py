@@ -88,10 +88,10 @@ class ForwardExtremities(Generic[Id]):
         counts, reached = self.counts(node), node.event_id in self._reached
         if counts or reached:
             gone += self._reach_below(node)
-        is_leaf = counts and not reached
-        if is_leaf:
+        is_extremity = counts and not reached
+        if is_extremity:
             self.current[node.event_id] = None
-        return is_leaf, gone
+        return is_extremity, gone
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
         """Takes the fast path of ``add`` for an event that counts and builds on exactly the current forward extremities.
@@ -150,7 +150,7 @@ class ExtremityTracker(Generic[Id]):
     def __init__(
         self,
         states: RoomStates,
-        leaves: ForwardExtremities[Id],
+        extremities: ForwardExtremities[Id],
         here: MutableSet[Id],
         after: GroupsAfter[Id],
         fails: Callable[[Arriving[Id], State], bool],
@@ -159,29 +159,29 @@ class ExtremityTracker(Generic[Id]):
 
         ``fails`` returns true if a state does not allow an event.
         """
-        self.leaves = leaves
+        self.extremities = extremities
         self._states = states
         self._here = here
         self._after = after
         self._fails = fails
         self._groups = _LeafGroups[Id]()
-        self._groups.change(after, leaves.current, ())
+        self._groups.change(after, extremities.current, ())
         self.current = self._merged()
 
     def take(self, event: Arriving[Id]) -> None:
         """Adds an event of the graph with its verdict."""
         self._here.add(event.event_id)
-        is_leaf, gone = self.leaves.add(event)
-        self._groups.change(self._after, [event.event_id] if is_leaf else [], gone)
+        is_extremity, gone = self.extremities.add(event)
+        self._groups.change(self._after, [event.event_id] if is_extremity else [], gone)
         if len(self._groups.counts) <= _MOST_STATES_ON_THE_WAY:
             self.current = self._merged()
 
-    def take_on_leaves(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
+    def take_on_extremities(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
         """Takes the fast path of ``soft_fails`` and ``take`` for an accepted event on exactly the current forward extremities.
 
         Most events are of that kind. Returns false, and does nothing, for others.
         """
-        if not self.leaves.replace_all(event_id, prev_event_ids):
+        if not self.extremities.replace_all(event_id, prev_event_ids):
             return False
         self._here.add(event_id)
         group = self.current = self._after.get(event_id)
@@ -205,7 +205,7 @@ class ExtremityTracker(Generic[Id]):
         """
         if event.soft_failure_given or event.soft_failed or event.rejected_reason is not None or self.current is None:
             return event.soft_failed
-        if self.leaves.current.keys() == set(event.prev_event_ids) or event.backfilled:
+        if self.extremities.current.keys() == set(event.prev_event_ids) or event.backfilled:
             return False
         ground: int | None = self.current
         if before is not None:
@@ -218,15 +218,19 @@ class ExtremityTracker(Generic[Id]):
 class EventExtremityTracker(ExtremityTracker[str]):
     """The same for events by their IDs."""
 
-    def __init__(self, states: RoomStates, leaves: ForwardExtremities[str], here: Iterable[str] = ()) -> None:
-        super().__init__(states, leaves, set(here), states.after, self._judged)
+    def __init__(self, states: RoomStates, extremities: ForwardExtremities[str], here: Iterable[str] = ()) -> None:
+        super().__init__(states, extremities, set(here), states.after, self._judged)
 
     def add(self, event: ParsedEvent) -> ParsedEvent:
         """Adds an event of the graph. Returns it with its verdict, which is stored in ``RoomStates.events`` as well."""
         prevs = event.prev_event_ids
-        on_leaves = self.leaves.live and is_accepted(event) and len(prevs) == len(self.leaves.current)
+        on_extremities = self.extremities.live and is_accepted(event) and len(prevs) == len(self.extremities.current)
         # Above a given state an event may reach less than it refers to: then what is left aside stays a leaf.
-        if on_leaves and len(self.leaves.reaches(event)) == len(prevs) and self.take_on_leaves(event.event_id, prevs):
+        if (
+            on_extremities
+            and len(self.extremities.reaches(event)) == len(prevs)
+            and self.take_on_extremities(event.event_id, prevs)
+        ):
             return event
         told = event.event_id in self._states.on_given
         if self.soft_fails(event, self._states.before[event.event_id] if told else None):

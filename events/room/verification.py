@@ -22,7 +22,7 @@ from events.format.strict_json import decode_event
 from events.room.event_auth import is_third_party_invite
 from state.rules.room_versions import RoomVersion, room_version
 
-__all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "signing_servers", "tells_version"]
+__all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "proves_version", "signing_servers"]
 
 _MOST_KEYS_TRIED = 16
 """Of one server on one event: others are not looked at."""
@@ -89,7 +89,7 @@ def _key(name: str, key_id: str, found: Any) -> PublicKey:
     return PublicKey(key, until)
 
 
-def tells_version(create: ParsedEvent) -> bool:
+def proves_version(create: ParsedEvent) -> bool:
     """Returns true if a create event with valid signatures proves that the room has the version with which it was parsed.
 
     It does not if no hash covers the version, or if the event comes from another server than the room.

@@ -158,11 +158,11 @@ class LocalRoom:
         alias = self.using or stream_settings().database
         with transaction.atomic(using=alias):
             speech = _Speech(self.room_id, self.key, alias)
-            speech.stand_on(self.prev_event_ids or speech.leaves(MOST_PREV_EVENTS))
+            speech.stand_on(self.prev_event_ids or speech.extremities(MOST_PREV_EVENTS))
             made = [speech.compose(new) for new in events]
             return _stored(made, alias, late=bool(self.prev_event_ids))
 
-    def merge_leaves(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
+    def merge_extremities(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
         """Merges forward extremities by dummy events of a joined user of ``server`` (default: this one), if there are too many.
 
         Returns the events made: none if no user of the server may send them.
@@ -171,14 +171,14 @@ class LocalRoom:
         own = server or (self.key.server if self.key is not None else stream_settings().server_name)
         with transaction.atomic(using=alias):
             speech = _Speech(self.room_id, self.key, alias)
-            leaves = speech.leaves(_MOST_DUMMIES * MOST_PREV_EVENTS)
-            if len(leaves) <= max(1, more_than):
+            extremities = speech.extremities(_MOST_DUMMIES * MOST_PREV_EVENTS)
+            if len(extremities) <= max(1, more_than):
                 return []
-            speech.stand_on(leaves[:MOST_PREV_EVENTS])
-            sender = speech.somebody_of(own, DUMMY_EVENT)
+            speech.stand_on(extremities[:MOST_PREV_EVENTS])
+            sender = speech.sender_of(own, DUMMY_EVENT)
             if sender is None:
                 return []
-            return _stored(speech.merge(leaves, NewEvent(sender, DUMMY_EVENT, {}))[:_MOST_DUMMIES], alias)
+            return _stored(speech.merge(extremities, NewEvent(sender, DUMMY_EVENT, {}))[:_MOST_DUMMIES], alias)
 
 
 # --- a new room -------------------------------------------------------------------------------------------------------
@@ -244,17 +244,17 @@ class _Speech:
         self._room = room
         self._key = key
         self._using = using
-        self._leaves = reading.leaves.get(room_id, [])
+        self._extremities = reading.extremities.get(room_id, [])
         here = StoredEvents(using, room_id, room.content_generation, reading)
         self._stored = StoredRoom(room_id, using, here, reading)
         self._states = RoomStates(room_version(room.room_version), [], self._stored.as_stored(room.create_event_id))
         self._prev: list[ParsedEvent] = []
         self._group = -1
 
-    def leaves(self, most: int) -> list[str]:
+    def extremities(self, most: int) -> list[str]:
         """Returns the deepest forward extremities of the room, the deepest first if these are not all."""
-        if len(self._leaves) <= min(most, MOST_PREV_EVENTS):
-            return self._leaves
+        if len(self._extremities) <= min(most, MOST_PREV_EVENTS):
+            return self._extremities
         with connections[self._using].cursor() as cursor:
             cursor.execute(_LEAVES, [self._room.room_id, most])
             return [row[0] for row in cursor.fetchall()]
@@ -286,17 +286,17 @@ class _Speech:
         self._prev = [event]
         return event
 
-    def merge(self, leaves: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
+    def merge(self, extremities: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
         """Returns events that merge these forward extremities, the deepest first, each together with the event before."""
         made = [self.compose(new)]
-        rest = list(leaves[MOST_PREV_EVENTS:])
+        rest = list(extremities[MOST_PREV_EVENTS:])
         while rest and len(made) < _MOST_DUMMIES:
             taken, rest = rest[: MOST_PREV_EVENTS - 1], rest[MOST_PREV_EVENTS - 1 :]
             self.stand_on([made[-1].event_id, *taken])
             made.append(self.compose(new))
         return made
 
-    def somebody_of(self, server: str, event_type: str) -> str | None:
+    def sender_of(self, server: str, event_type: str) -> str | None:
         """Returns a joined user of the server who may send events of that type here, or null."""
         members = CurrentState.objects.using(self._using).filter(
             room_id=self._room.room_id, type="m.room.member", membership="join", state_key__endswith=f":{server}"

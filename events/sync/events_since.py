@@ -15,7 +15,7 @@ from events.reading.event_json import ServedEvent
 from events.sync.answers import NewEvents
 from events.sync.feeds import FeedPlaces, feed_places_since
 from events.sync.memberships import Memberships, read_memberships
-from events.sync.windows import Span, Window, Windows, looked_at
+from events.sync.windows import Span, Window, Windows, examined_events
 from events.tokens.positions import read_events_token
 from events.tokens.sync_token import SyncToken
 from streams.conf import stream_settings
@@ -76,7 +76,7 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
             rooms = [Window(room_id, low.base, span.now.highest) for room_id in sorted(changed)]
         listed = None
         if len(changed) >= ROOMS_WORTH_A_FEED:
-            listed = feed_places_since(user_id, changed, (low, span.now), looked_at(limit), using)
+            listed = feed_places_since(user_id, changed, (low, span.now), examined_events(limit), using)
         reader = _Reader(user_id, span, using)
         if listed is None:
             events, upto = reader.read(rooms, limit)

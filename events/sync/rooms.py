@@ -300,7 +300,9 @@ def _pending(
     found: dict[str, list[PendingRoom]] = {"invite": [], "knock": []}
     for room, event in known:
         membership = str(room.membership)
-        state = _told_with(event, membership) if room.out_of_band else [*stripped[room.room_id], _stripped(event)]
+        state = (
+            _stripped_state_of(event, membership) if room.out_of_band else [*stripped[room.room_id], _stripped(event)]
+        )
         found[membership].append(PendingRoom(room.room_id, membership, event, tuple(state)))
     return tuple(found["invite"]), tuple(found["knock"])
 
@@ -323,7 +325,7 @@ def _stripped(event: ServedEvent) -> Mapping[str, Any]:
     return {name: whole.get(name) for name in ("type", "state_key", "content", "sender")}
 
 
-def _told_with(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
+def _stripped_state_of(event: ServedEvent, membership: str) -> Iterable[Mapping[str, Any]]:
     """Returns the stripped state that another server sent with an invite or with the answer to a knock."""
     whole = decode_stored(event.json)
     unsigned = whole.get("unsigned")

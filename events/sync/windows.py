@@ -16,7 +16,7 @@ from events.visibility.access import Access, access_parameters, read_access
 from state.store import entries
 from streams.core.tokens import VectorToken
 
-__all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "looked_at"]
+__all__ = ["LOWEST", "Span", "StateChanges", "Timeline", "Window", "Windows", "examined_events"]
 
 LOWEST, LARGEST = -(2**63) + 1, 2**63 - 1
 StateKey = tuple[str, str]
@@ -71,7 +71,7 @@ class StateChanges:
     """The entries that the client knows at the keys that changed; null: no entry."""
 
 
-def looked_at(limit: int) -> int:
+def examined_events(limit: int) -> int:
     """Returns how many events of a window are examined to find ``limit`` visible ones: 5 x max(2 x limit, 10)."""
     return 5 * max(2 * limit, 10)
 
@@ -117,7 +117,7 @@ class Windows:
         The order is that of the stream, or with ``topological`` that of the room's pages.
         """
         found = {room_id: Timeline() for room_id in self.windows}
-        more = {"limit": limit + 1, "scanned": looked_at(limit)}  # one event too many shows that there are more
+        more = {"limit": limit + 1, "scanned": examined_events(limit)}  # one event too many shows that there are more
         text = sql.LATEST if topological else sql.NEWEST
         for *row, pruned, _ in self._rows(text, self._allowed(), {**more, **self._access_values()}):
             event = served(row, pruned=pruned)
@@ -142,7 +142,7 @@ class Windows:
         """
         if not self.windows:
             return [], None
-        scanned = looked_at(limit)
+        scanned = examined_events(limit)
         windows = [window for window in self._allowed() if not window.listed]
         more = {"limit": limit + 1, "scanned": scanned, **self._access_values(), **self._place_values(places)}
         text = sql.IN_ORDER_LISTED if places else sql.IN_ORDER

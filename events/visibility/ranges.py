@@ -90,7 +90,7 @@ def _nothing(_user_id: str) -> OpenRanges:
     return OpenRanges()
 
 
-def _nobody() -> Collection[str]:
+def _no_users() -> Collection[str]:
     return ()
 
 
@@ -104,7 +104,7 @@ class StoredRanges:
     last: int = 0
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = _nothing
-    invited: Callable[[], Collection[str]] = _nobody
+    invited: Callable[[], Collection[str]] = _no_users
     """Users who are invited on the line."""
 
 
@@ -305,7 +305,7 @@ class VisibilityRanges:
         A change of the setting counts by its new side here. ``_end_part`` handles the old one.
         """
         for user_id in sorted(self._in_question(step)):
-            told = self._told(user_id, left.get(user_id))
+            told = self._is_covered(user_id, left.get(user_id))
             viewer = Viewer(user_id, erased=(step.event.sender,))
             seen = admits(sight_of(step.event, viewer, before, after)) is not None
             if seen is not told:
@@ -321,7 +321,7 @@ class VisibilityRanges:
             found.add(step.event.state_key)
         return found
 
-    def _told(self, user_id: str, left: str | None) -> bool:
+    def _is_covered(self, user_id: str, left: str | None) -> bool:
         """Returns true if the user's ranges cover the current event."""
         memberships = {left, self._user(user_id).membership}
         return "join" in memberships or ("invite" in memberships and self._setting == "invited")

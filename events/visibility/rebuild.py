@@ -24,7 +24,7 @@ from events.visibility.recompute import GraphRanges
 from state.groups.deltas import GroupBuilder, StateKey
 from state.rules.room_versions import room_version
 
-__all__ = ["ranges_anew", "rebuild_visibility"]
+__all__ = ["rebuild_visibility", "recomputed_ranges"]
 
 #: A room's events with a place in the graph, as they came.
 _EVENTS = """
@@ -55,7 +55,7 @@ def rebuild_visibility(room_id: str, using: str = "default") -> bool:
     ``Room.visibility_unresolved`` is set accordingly. Raises ``RangesDisagree``, and writes nothing, if the new ranges do
     not fit the room's current state.
     """
-    rows = ranges_anew(room_id, using)
+    rows = recomputed_ranges(room_id, using)
     with connections[using].cursor() as cursor:
         if rows is not None:
             check_open_ranges(cursor, room_id, rows)
@@ -68,7 +68,7 @@ def rebuild_visibility(room_id: str, using: str = "default") -> bool:
     return rows is not None
 
 
-def ranges_anew(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
+def recomputed_ranges(room_id: str, using: str = "default") -> list[VisibilityRow] | None:
     """Returns the ranges as they should be, by stream positions, or null if the state at a live event is not known."""
     return _stored_history(room_id, using).ranges()
 

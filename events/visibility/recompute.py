@@ -19,23 +19,25 @@ from events.room.state_assignment import RoomStates
 from events.visibility.ranges import Step, VisibilityRanges, VisibilityRow, in_order
 from state.groups.deltas import GroupBuilder
 
-__all__ = ["GraphRanges", "tell_the_same"]
+__all__ = ["GraphRanges", "show_the_same"]
 
 
-def tell_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
+def show_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
     """Returns true if both sets of ranges show the same accepted events, at ``places``, to all users.
 
     Equal visibility may be laid out differently. Backfilled batches have ranges of their own, and with very many forward
     extremities the line is computed only once for each batch.
     """
-    return _told(one, places) == _told(other, places)
+    return _covered(one, places) == _covered(other, places)
 
 
 _GOES_ON = ("joined", "invited")
 _OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 
 
-def _told(rows: Sequence[VisibilityRow], places: Sequence[int]) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
+def _covered(
+    rows: Sequence[VisibilityRow], places: Sequence[int]
+) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
     """Returns what rows cover, as merged spans of event numbers: for the room by kind, for a user all kinds together."""
     spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
     hidden: dict[str | None, set[int]] = {}
@@ -131,7 +133,7 @@ def _came_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
 class GraphRanges:
     """The events of a room that are in the graph, in the order of arrival, with verdicts and states.
 
-    ``targets`` has the type and sender of redacted events. ``leaves`` are the forward extremities after all events,
+    ``targets`` has the type and sender of redacted events. ``extremities`` are the forward extremities after all events,
     ``current`` is the group of the current state then (null: not known).
     """
 
@@ -140,7 +142,7 @@ class GraphRanges:
     ) -> None:
         self._graph, self._states, self._targets = graph, states, targets
         self._version = states.version
-        self.leaves: list[str] = []
+        self.extremities: list[str] = []
         self.current: int | None = None
         self._line = self._lines()
 
@@ -192,7 +194,7 @@ class GraphRanges:
             for event in _in_order([event for event in self._graph if event.backfilled]):
                 arrivals.add(event)
         current = self.current = arrivals.finish()
-        self.leaves = list(arrivals.leaves.current)
+        self.extremities = list(arrivals.extremities.current)
         if last is not None and current is not None:  # whoever goes on with the room begins with this line
             found[last.event_id] = current
         return found

@@ -182,7 +182,7 @@ class _Import:
         self._signatures = signatures
         self._begun = time.monotonic()
         self._parts: list[Part] = []
-        self._ready = ReadyRooms(self._look, options.events_per_batch)
+        self._ready = ReadyRooms(self._ready_rooms, options.events_per_batch)
         self._analyzed = 0
 
     def run(self) -> Outcome:
@@ -339,7 +339,7 @@ class _Import:
         with long_transaction(self._using) as cursor:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
-    def _look(self) -> list[LoadedRoom]:
+    def _ready_rooms(self) -> list[LoadedRoom]:
         """Returns the rooms that can be loaded now. Loaders call this, one at a time."""
         with self._cursor() as cursor:
             rooms = ready_rooms(cursor, self._job)

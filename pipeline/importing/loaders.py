@@ -70,7 +70,7 @@ class ReadyRooms:
         """Returns the next batch, an empty list if there is none yet, or null if all rooms were handed out."""
         with self._lock:
             if not self._seen_all and not self._has_batch():
-                self._look_again()
+                self._queue_ready()
             if not self._left and self._seen_all:
                 return None
             if not self._seen_all and not self._has_batch():
@@ -84,7 +84,7 @@ class ReadyRooms:
     def _has_batch(self) -> bool:
         return self._events_left >= self._events
 
-    def _look_again(self) -> None:
+    def _queue_ready(self) -> None:
         """Calls ``look`` and queues the rooms that are new, unless the last call was too recent."""
         # Read the flag before the query. In the other order: the query misses room R, R is finished, the flag is set, and we
         # read it. Then all rooms count as seen, and R is never handed out.

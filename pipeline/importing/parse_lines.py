@@ -14,8 +14,8 @@ from msgspec import structs
 
 from events.errors import EventRefused, Reason
 from events.format.parsing import ParsedEvent, announced_version, parse_line, parse_row
-from events.room.event_auth import as_let_through, is_third_party_invite
-from events.room.verification import KeyRing, check_signatures, tells_version
+from events.room.event_auth import as_seen_by, is_third_party_invite
+from events.room.verification import KeyRing, check_signatures, proves_version
 from pipeline.importing.packed_events import pack
 from pipeline.importing.sources.inputs import announcing_rows, read_part
 from pipeline.importing.sources.parts import HEAD_BYTES, BrokenLine, Line, Part
@@ -145,7 +145,7 @@ def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> I
     for line in lines:
         if isinstance(line, Line):
             try:
-                event = as_let_through(_parse(line, work.versions, work.keys), work.server)
+                event = as_seen_by(_parse(line, work.versions, work.keys), work.server)
             except EventRefused as refused:
                 detail = _detail(refused, line)
                 broken.append((first + line.number, str(refused.reason), detail, line.content[:HEAD_BYTES]))
@@ -176,7 +176,7 @@ def _check(event: ParsedEvent, keys: KeyRing) -> None:
     (refusal,) = check_signatures([event], keys)
     if refusal is not None:
         raise refusal
-    if event.type == "m.room.create" and not tells_version(event):
+    if event.type == "m.room.create" and not proves_version(event):
         detail = (
             f"{event.event_id} does not fit its hash, or is not of the room's server, or is not of version "
             f"{event.room_version}: nobody signed the room's version"

@@ -238,7 +238,10 @@ class JobAdmin(ReadOnlyAdmin):
     ) -> HttpResponse:
         dry = more.pop("dry", None)
         told = [
-            (name, printable(moment_text(value) if name == "before_time" and isinstance(value, int) else _told(value)))
+            (
+                name,
+                printable(moment_text(value) if name == "before_time" and isinstance(value, int) else _as_text(value)),
+            )
             for name, value in arguments.items()
             if name != DRY_RUN and value not in (None, False)
         ]
@@ -256,7 +259,7 @@ class JobAdmin(ReadOnlyAdmin):
         return view_of(job, self._as_of, self._killed)
 
 
-def _told(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

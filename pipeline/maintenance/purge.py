@@ -90,7 +90,7 @@ class PurgeHistoryKind(JobKind):
             "dry_run": told["dry_run"],
             "deleted": events.deleted,
             "became_outliers": events.became_outliers,
-            "leaves_removed": events.leaves,
+            "leaves_removed": events.extremities,
             "state_groups_deleted": groups.groups,
             "state_rows_deleted": groups.rows,
             "state_groups_left": groups.left,

@@ -69,11 +69,11 @@ def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
 
 def _resync(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
     with collector_paused():  # all objects of a room live until it is done, so a collection would find nothing
-        return _looked_at(connection, work, room_id)
+        return _examined(connection, work, room_id)
 
 
-def _looked_at(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
-    found = _look(connection, room_id, work.subject)
+def _examined(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
+    found = _find_damage(connection, room_id, work.subject)
     if found is None or not work.mend or not found.report.of(work.subject):
         report = None if found is None else found.report
         return RoomAnswer(room_id, report, report)
@@ -85,11 +85,11 @@ def _looked_at(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
                 cursor.execute(_TO_TELL, [room_id, list(mended.moved)])
     except RangesDisagree as error:  # the transaction was rolled back
         return RoomAnswer(room_id, found.report, left_as_it_is(found.report, error))
-    before, found = None if mended is None else mended.before, _look(connection, room_id)
+    before, found = None if mended is None else mended.before, _find_damage(connection, room_id)
     return RoomAnswer(room_id, before, None if found is None else found.report)
 
 
-def _look(connection: Any, room_id: str, subject: str | None = None) -> Found | None:
+def _find_damage(connection: Any, room_id: str, subject: str | None = None) -> Found | None:
     with connection, connection.cursor() as cursor:
         cursor.execute(_ONE_VIEW)
         return find_damage(cursor, room_id, subject)

@@ -118,7 +118,7 @@ class LiveFeed:
             # Viewers ask again during the sleep. If none did, the loop ends, and the next call of after() starts it.
             while self._waiting:
                 due = loop.time() + self._tick_seconds
-                self._publish(await self._look(loop.run_in_executor(thread, self._read)))
+                self._publish(await self._await_tick(loop.run_in_executor(thread, self._read)))
                 await asyncio.sleep(max(0.0, due - loop.time()))
         finally:
             # Django keeps connections per thread: only the thread that opened this one can close it.
@@ -126,7 +126,7 @@ class LiveFeed:
             # Not waited for on the loop: the process stops, and a read that the database does not answer is still going on.
             thread.shutdown(wait=False)
 
-    async def _look(self, reading: asyncio.Future[Tick]) -> Tick:
+    async def _await_tick(self, reading: asyncio.Future[Tick]) -> Tick:
         """Returns the tick that is being read. Publishes an error each time that the patience ends before the read does."""
         while True:
             # Unlike wait_for, wait does not cancel the read at the timeout: the next round waits for the same one.

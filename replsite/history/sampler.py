@@ -119,7 +119,7 @@ def write_step(
     known.clear()
     known.update(tenures_of(snapshot))
     if changes:
-        _tell(cursor, at, changes)
+        _store_changes(cursor, at, changes)
     before.clear()
     before.update((subject, (str(verdict.word), int(verdict.severity))) for subject, verdict in now.items())
     return changes
@@ -143,7 +143,7 @@ def _how_it_ended(cursor: Any, change: Change) -> Change:
     return Change(change.subject, change.was, Verdict(change.now.word, change.now.severity, said))
 
 
-def _tell(cursor: Any, at: datetime, changes: list[Change]) -> None:
+def _store_changes(cursor: Any, at: datetime, changes: list[Change]) -> None:
     streams, writers, readers = (list(part) for part in zip(*(change.subject for change in changes), strict=True))
     cursor.execute(
         _TELL,

@@ -45,12 +45,12 @@ class Forwarded:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Any:
         peer = (scope.get("client") or [""])[0]
         if self._networks and _is_among(peer, self._networks):
-            scope = scope | self._said(scope, peer)
-        elif _says_https(scope):
-            self._tell(peer)
+            scope = scope | self._forwarded(scope, peer)
+        elif _claims_https(scope):
+            self._warn(peer)
         return await self._application(scope, receive, send)
 
-    def _tell(self, peer: str) -> None:
+    def _warn(self, peer: str) -> None:
         if peer in self._told or len(self._told) >= _MOST_TOLD:
             return
         self._told.add(peer)
@@ -59,16 +59,16 @@ class Forwarded:
             do += "; until then browsers are sent in a circle, as pages are for HTTPS alone"
         log.warning("proxy.not_named", address=peer, do=do)
 
-    def _said(self, scope: dict[str, Any], peer: str) -> dict[str, Any]:
+    def _forwarded(self, scope: dict[str, Any], peer: str) -> dict[str, Any]:
         said = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
         client = client_of(peer, said.get(b"x-forwarded-for", ""), self._networks)
         more: dict[str, Any] = {} if client == peer else {"client": [client, 0]}
-        if _says_https(scope):
+        if _claims_https(scope):
             more["scheme"] = _SECURE[scope["type"]]
         return more
 
 
-def _says_https(scope: dict[str, Any]) -> bool:
+def _claims_https(scope: dict[str, Any]) -> bool:
     """Returns true if the request claims that it reached a proxy over HTTPS."""
     said = [value for name, value in scope.get("headers", ()) if name == b"x-forwarded-proto"]
     return bool(said) and said[-1].strip().lower() == b"https"

@@ -44,7 +44,7 @@ def _merged(
 ) -> ReaderRow:
     if not row.is_named:
         return row
-    heard_at = _last_heard([row.heartbeat_at, *(cursor.seen_at for cursor in cursors.values())], as_of)
+    heard_at = _nearest_time([row.heartbeat_at, *(cursor.seen_at for cursor in cursors.values())], as_of)
     ended = [cursor.ended_at for cursor in cursors.values() if cursor.ended_at is not None]
     closed_at = max(ended, default=None) if cursors else row.closed_at
     # Some cursors ended and others did not: a process took the name again after one of them was reset.
@@ -67,7 +67,7 @@ def _positions(cursor: CursorRow, writers: Sequence[str]) -> dict[str, int]:
     return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in {*writers, *cursor.entries}}
 
 
-def _last_heard(times: Iterable[datetime], as_of: datetime) -> datetime:
+def _nearest_time(times: Iterable[datetime], as_of: datetime) -> datetime:
     """Returns the time nearest to ``as_of``."""
     # Not max(): after the clock was set back, one of the times may lie in the future.
     return min(times, key=lambda at: silent_seconds(as_of, at))

@@ -390,7 +390,7 @@ def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
     if (named := seen.named) is not None:
         if named.error and not (named.runs and seen.lag_facts == 0):
             return _failed_reader(seen, named)
-        return None if named.runs else _reader_that_nobody_runs(seen, named, limits)
+        return None if named.runs else _unrun_reader(seen, named, limits)
     if seen.close_reason is not None:
         reason = seen.close_reason or "no reason given"
         return Verdict(ReaderWord.GONE, Severity.FINE, f"Connection closed: {reason}.")
@@ -413,7 +413,7 @@ def _failed_reader(seen: ReaderOnStream, named: NamedReader) -> Verdict:
     return Verdict(ReaderWord.FAILED, Severity.WRONG, f"{how}: {_sentence(error)}{behind} {cure}", command)
 
 
-def _reader_that_nobody_runs(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
+def _unrun_reader(seen: ReaderOnStream, named: NamedReader, limits: Limits) -> Verdict:
     since = f"It has not run for {duration(named.unrun_seconds)}"
     command = f"manage.py runhandlers {quote(named.name)}"
     too_long = limits.left_behind_after_seconds

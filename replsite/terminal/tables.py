@@ -15,7 +15,7 @@ from streams.runtime.text import printable
 __all__ = ["cells_of", "lines_of", "rows_of"]
 
 
-def _said(cell: Cell, now: datetime) -> str:
+def _text_of(cell: Cell, now: datetime) -> str:
     text = cell["text"]
     if "at" in cell:
         text = f"{duration((now - datetime.fromisoformat(cell['at'])).total_seconds())} ago"
@@ -27,7 +27,7 @@ def _said(cell: Cell, now: datetime) -> str:
 
 def cells_of(row: Row, now: datetime, *, indent: bool) -> list[str]:
     """Returns the cells of one line. A member of a group is indented below its head."""
-    first, *rest = [_said(cell, now) for cell in row["cells"]]
+    first, *rest = [_text_of(cell, now) for cell in row["cells"]]
     return [f"  {first}" if indent else first, *rest]
 
 

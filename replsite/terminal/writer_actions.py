@@ -58,7 +58,7 @@ class WriterActions:
             return
         by = _by("retire")
         if done := resolve_writer(cursor, writer, by):
-            self._tell(done)
+            self._report(done)
             return
         if found.lock is None:
             # The process is gone, but the writer could not be resolved. Another process may be retiring it right now, so this
@@ -102,13 +102,13 @@ class WriterActions:
         if found.lock is not None:
             self._warn(f"{found.process} shows no sign of having noticed; ending the session of its lock.")
         if done := terminate.end_process(cursor, found, by):
-            self._tell(done)
+            self._report(done)
         elif terminate.is_retired(cursor, found.writer):
             self._say(f"{found.writer} is retired.")
         else:
             raise CommandError(_still_open(terminate.holding(cursor, found.writer)), returncode=1)
 
-    def _tell(self, done: list[Resolution]) -> None:
+    def _report(self, done: list[Resolution]) -> None:
         for one in done:
             self._say(f"{one.writer} retired on {one.stream}: {one.from_position} -> {one.to_position}")
 

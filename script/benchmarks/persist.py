@@ -182,17 +182,18 @@ class Peer:
                 cursor.execute(f"SELECT * FROM {table} WHERE event_id = ANY(%s)", [event_ids])
                 yield table, cursor.fetchall()
 
-    def _insert(self, tables: Sequence[tuple[str, list[tuple[Any, ...]]]], leaf: str) -> None:
+    def _insert(self, tables: Sequence[tuple[str, list[tuple[Any, ...]]]], extremity: str) -> None:
         with self._connection, self._connection.cursor() as cursor:
             for table, rows in tables:
                 execute_values(cursor, f"INSERT INTO bench_{table} VALUES %s", rows, page_size=len(rows))
             if self._leaf is None:
-                cursor.execute("INSERT INTO bench_events_forwardextremity VALUES (%s, %s)", [leaf, _ROOM])
+                cursor.execute("INSERT INTO bench_events_forwardextremity VALUES (%s, %s)", [extremity, _ROOM])
             else:
                 cursor.execute(
-                    "UPDATE bench_events_forwardextremity SET event_id = %s WHERE event_id = %s", [leaf, self._leaf]
+                    "UPDATE bench_events_forwardextremity SET event_id = %s WHERE event_id = %s",
+                    [extremity, self._leaf],
                 )
-            self._leaf = leaf
+            self._leaf = extremity
 
     def close(self) -> None:
         """Give the connection back."""

@@ -80,7 +80,7 @@ class Chunk:
         """Returns the model instances of the fact with that token; empty if its rows were deleted."""
         return self._instances.get(token, [])
 
-    def anew(self) -> Chunk:
+    def unloaded_copy(self) -> Chunk:
         """Returns a chunk of the same rows with no instances loaded, for another attempt."""
         return Chunk(self.stream, self.rows, self._using)
 

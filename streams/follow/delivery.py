@@ -172,7 +172,9 @@ class Delivery:
                 raise Stopped from error
             pause_seconds = min(pause_seconds * 2, LONGEST_RETRY_SECONDS)
             attempts += 1
-            again = self._attempt(chunk.anew(), goal)  # instances that the failed attempt changed are loaded again
+            again = self._attempt(
+                chunk.unloaded_copy(), goal
+            )  # instances that the failed attempt changed are loaded again
             if again is None:
                 return
             error = again

@@ -135,7 +135,7 @@ class Reader:
 
     def _follow(self, owner: Owner, lock: ReaderLock, *, until_caught_up: bool) -> bool:
         self._begin_round(owner, until_caught_up=until_caught_up)
-        listener = PositionListener(self._hear, self._using, f"reader {self.name}")
+        listener = PositionListener(self._queue_streams, self._using, f"reader {self.name}")
         listener.start()
         try:
             threads = [threading.Thread(target=lane.run, args=(self._lane_ended,)) for lane in self._lanes]
@@ -181,7 +181,7 @@ class Reader:
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 
-    def _hear(self, notifications: list[PositionNotification]) -> None:
+    def _queue_streams(self, notifications: list[PositionNotification]) -> None:
         streams = {notification.stream for notification in notifications}
         for lane in self._lanes:
             if not notifications or lane.handler.stream in streams:  # an empty list: notifications may have been lost

@@ -175,10 +175,10 @@ def _after_fork() -> None:
     _EXPIRY = _Expiry()
 
 
-def _nobody_types(cursor: Any) -> None:
+def _clear_typing(cursor: Any) -> None:
     cursor.execute("DELETE FROM streams_typinguser")
 
 
 before_leaving.append(stop_expiry)
 os.register_at_fork(after_in_child=_after_fork)
-registry.get("typing").when_begun_anew.append(_nobody_types)
+registry.get("typing").when_begun_anew.append(_clear_typing)

@@ -90,7 +90,7 @@ class PurgeStream:
             done = self._trim(command, cursor, request, plan)
             left = plan_trim(cursor, request)
             mark = trim_mark(cursor, stream.name).position
-        self._tell(command, (request, left), (done, plan.mark, mark), as_json=options["json"])
+        self._report(command, (request, left), (done, plan.mark, mark), as_json=options["json"])
 
     def _trim(self, command: BaseCommand, cursor: Any, request: TrimRequest, plan: TrimPlan) -> Trimmed:
         done, began, told = Trimmed(position=plan.mark), 0.0, 0.0
@@ -107,7 +107,7 @@ class PurgeStream:
                 )
         return done
 
-    def _tell(
+    def _report(
         self,
         command: BaseCommand,
         plan: tuple[TrimRequest, TrimPlan],

@@ -99,15 +99,15 @@ class NotifyListener(Generic[T]):
 
     def _run(self, wake_up: WakeUp) -> None:
         connected = True
-        self._tell([])
+        self._deliver([])
         while not self._stopping.is_set():
             try:
                 if not connected:
                     self._connect()
                     connected = True
                     self._away.ends()
-                    self._tell([])
-                self._hear(wake_up)
+                    self._deliver([])
+                self._wait_for_notifications(wake_up)
             except (OSError, ValueError, *driver.connection_gone) as error:
                 if connected:
                     self._away.begins(error)
@@ -117,7 +117,7 @@ class NotifyListener(Generic[T]):
                 if driver.ready_to_read([wake_up], RETRY_SECONDS):
                     self._take_nudge(wake_up)
 
-    def _hear(self, wake_up: WakeUp) -> None:
+    def _wait_for_notifications(self, wake_up: WakeUp) -> None:
         waits = RETRY_SECONDS if self._missed else self.due_seconds()
         if self._connection.notifies:
             waits = 0.0  # they came with the answer to a query, so the socket does not become readable
@@ -131,7 +131,7 @@ class NotifyListener(Generic[T]):
         self._connection.notifies.clear()
         heard = self.take(given)
         if heard or self._missed:
-            self._tell(heard)
+            self._deliver(heard)
 
     def _take_nudge(self, wake_up: WakeUp) -> bool:
         """Empties the pipe. Returns true if ``nudge`` was called since the last time."""
@@ -141,7 +141,7 @@ class NotifyListener(Generic[T]):
         nudged, self._is_nudged = self._is_nudged, False
         return nudged
 
-    def _tell(self, heard: list[T]) -> None:
+    def _deliver(self, heard: list[T]) -> None:
         """Calls ``on_heard``. If it fails, listening goes on, and the next call gets an empty list."""
         if self._call(lambda: self._on_heard([] if self._missed else heard)):
             self._missed = False

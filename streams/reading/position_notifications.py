@@ -78,7 +78,7 @@ class NotificationFilter:
         self._waiting = set()
         self._words = ReceivedWords()
 
-    def look_again(self, streams: set[str]) -> None:
+    def queue_again(self, streams: set[str]) -> None:
         """Queues these streams again, because the caller could not read them."""
         self._waiting |= streams
 

@@ -161,13 +161,13 @@ class ControlLoop:
         self._wait(wake_up)
         now = time.monotonic()
         with self._writer.control_cursor() as cursor:
-            self._hear(cursor)
+            self._receive(cursor)
             self._find_out(cursor, now)
             self._find_heads(cursor, now)
             self._share_positions()
             self._announce(cursor, now)
             if self._writer.control.notifies:  # our notification came back with the answer: no extra turn
-                self._hear(cursor)
+                self._receive(cursor)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
                 heartbeat.beat(cursor, self._writer, self._writer.in_doubt.open_transactions())
@@ -226,7 +226,7 @@ class ControlLoop:
 
     # --- receive notifications ------------------------------------------------------------------------------------
 
-    def _hear(self, cursor: Any) -> None:
+    def _receive(self, cursor: Any) -> None:
         control = self._writer.control
         control.poll()
         heard = [(notify.pid, notify.payload) for notify in control.notifies]
@@ -239,7 +239,7 @@ class ControlLoop:
         try:
             self._take_over(cursor, heard, notifications, looks)
         except BaseException:
-            self._judge.look_again(looks)  # the filter names a stream to read only once, so give it back
+            self._judge.queue_again(looks)  # the filter names a stream to read only once, so give it back
             raise
         del control.notifies[: len(heard)]  # only now: after an error, the next turn applies all of them again
 
@@ -253,7 +253,7 @@ class ControlLoop:
         """Applies notifications to the trackers of this process, after reading the table for the streams in ``looks``."""
         # The table first: what is read now covers everything that was received. B enters the stream at 5 and reserves 6, C
         # announces 7. If 7 were applied before B is known, the linear position would pass 6.
-        found = self._look(cursor, looks)
+        found = self._read_own_positions(cursor, looks)
         shown: dict[str, dict[str, StoredPosition | NotifiedPosition]] = {name: {**at} for name, at in found.items()}
         for notification in notifications:
             if notification.position is not None:
@@ -289,7 +289,7 @@ class ControlLoop:
         if tracker is not None and (stream in came or stream not in self._writer.tenure.entering):
             tracker.advance(writer, position)
 
-    def _look(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
+    def _read_own_positions(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
         """Returns the stored positions of those streams that this process writes.
 
         If its own row on one of them is no longer active, it makes a heartbeat due at once, which reads whether to leave.

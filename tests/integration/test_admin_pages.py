@@ -216,7 +216,7 @@ def test_room_page_shows_the_leaves_of_a_fork(admin_client, made):
     one, other = made.message(prev=[made.alice]), made.message(prev=[made.alice])
     store_room(made.events)
     page = text(room_page_of(admin_client, made.room_id))
-    assert one.event_id in page and other.event_id in page and "2 leaves, 1 fork" in page
+    assert one.event_id in page and other.event_id in page and "2 forward extremities, 1 fork" in page
 
 
 def test_room_with_a_gap_names_what_is_missing(admin_client, made):
@@ -235,9 +235,9 @@ def test_picture_has_words_and_a_link_for_each_event(admin_client, made):
     page = room_page_of(admin_client, made.room_id)
     picture = page[page.index("<svg role=") : page.index("</svg>", page.index("<svg role="))]
     assert picture.count("<a href=") == len(made.events)
-    for name in ("rp-rejected", "rp-soft-failed", "rp-outlier", "rp-leaf", "rp-state", "rp-message"):
+    for name in ("rp-rejected", "rp-soft-failed", "rp-outlier", "rp-extremity", "rp-state", "rp-message"):
         assert f'class="{name}"' in picture
-    for word in ("rejected", "soft-failed", "outlier", "leaf"):
+    for word in ("rejected", "soft-failed", "outlier", "forward extremity"):
         assert re.search(rf'rp-svg-word">[^<]*{word}', picture)
     assert "<title id=" in picture and "1 soft-failed, 1 rejected, 1 outlier" in picture
 

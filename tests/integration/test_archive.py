@@ -75,7 +75,7 @@ def test_a_room_as_it_is(name, tmp_path, monkeypatch):
     }
     assert manifest.rows("group") == StateGroup.objects.filter(room_id=room_id).count()
     assert {row["event_id"] for row in rows_of(path, manifest, "leaf")} == {
-        leaf.event_id for leaf in ForwardExtremity.objects.all()
+        extremity.event_id for extremity in ForwardExtremity.objects.all()
     }
     assert {file.name for file in manifest.files} | {MANIFEST} == set(names(path))
 

@@ -164,7 +164,7 @@ def test_a_failing_turn_does_not_end_the_thread(monkeypatch):
         failed.set()
         raise RuntimeError("for the test")
 
-    monkeypatch.setattr(beside, "_hear", fails)
+    monkeypatch.setattr(beside, "_receive", fails)
     append()
     assert failed.wait(20)
     wait_for_linear(append()[0])

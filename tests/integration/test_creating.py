@@ -18,7 +18,7 @@ from events.reading.timeline import state_at
 from events.sending.send import DUMMY_EVENT, LocalRoom, NewEvent, RoomSetup, create_room
 from state.rules.room_versions import ROOM_VERSIONS, room_version
 from tests.support.made_rooms import MadeRoom
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, ranges, replayed_state
+from tests.support.persisted_rooms import current_state, extremities, incoming, persist, ranges, replayed_state
 from tests.support.signed_events import event_is_signed
 
 pytestmark = pytest.mark.django_db
@@ -64,7 +64,7 @@ def test_three_lines_of_talk(version):
     ]  # fmt: skip
     assert [event.topological_ordering for event in stored] == [1, 2, 3, 4, 5, 6, 7]
     assert not any(event.rejected_reason or event.soft_failed or event.state_unresolved for event in stored)
-    assert leaves(room.room_id) == [said.event_id]
+    assert extremities(room.room_id) == [said.event_id]
     assert current_state(room.room_id) == replayed_state(room.room_id) == state_at(said.event_id).after
 
 
@@ -248,9 +248,9 @@ def test_fork_is_joined_by_the_next_event():
     room.join(BOB)
     base = room.send(ANN, TEXT, {})
     one, other = room.on(base).send(ANN, TEXT, {"n": 1}), room.on(base).send(BOB, TEXT, {"n": 2})
-    assert leaves(room.room_id) == sorted([one.event_id, other.event_id])
+    assert extremities(room.room_id) == sorted([one.event_id, other.event_id])
     both = room.send(ANN, TEXT, {})
-    assert prevs(both) == {one.event_id, other.event_id} and leaves(room.room_id) == [both.event_id]
+    assert prevs(both) == {one.event_id, other.event_id} and extremities(room.room_id) == [both.event_id]
 
 
 def test_late_event_of_a_fork_soft_fails():
@@ -258,7 +258,7 @@ def test_late_event_of_a_fork_soft_fails():
     joined = room.join(BOB)
     room.ban(ANN, BOB)
     late = room.on(joined).send(BOB, TEXT, {})
-    assert late.soft_failed and late.event_id not in leaves(room.room_id)
+    assert late.soft_failed and late.event_id not in extremities(room.room_id)
 
 
 def test_same_words_at_the_same_place_in_the_same_moment_are_one_event():
@@ -268,7 +268,7 @@ def test_same_words_at_the_same_place_in_the_same_moment_are_one_event():
     assert room.on(base).add([words]) == room.on(base).add([words])
 
 
-def many_leaves(room, count):
+def many_extremities(room, count):
     base = room.send(ANN, TEXT, {})
     return [
         event
@@ -279,10 +279,10 @@ def many_leaves(room, count):
 
 def test_event_joins_the_ten_deepest_leaves():
     room = create_room(ANN)
-    heads = many_leaves(room, 14)  # of rising depth, four alike
+    heads = many_extremities(room, 14)  # of rising depth, four alike
     said = room.send(ANN, TEXT, {})
     assert prevs(said) == {event.event_id for event in heads[4:]}
-    assert leaves(room.room_id) == sorted([said.event_id, *(event.event_id for event in heads[:4])])
+    assert extremities(room.room_id) == sorted([said.event_id, *(event.event_id for event in heads[:4])])
     assert json_of(said.event_id)["depth"] == 1 + max(json_of(event.event_id)["depth"] for event in heads)
 
 
@@ -299,22 +299,22 @@ def test_what_the_state_of_the_other_leaves_forbids_is_not_sent():
 def test_dummy_events_merge_many_leaves():
     room = create_room(ANN)
     room.join(EVE)
-    many_leaves(room, 30)
-    assert room.merge_leaves(more_than=30) == []
-    assert room.merge_leaves(server="nobody.test") == []
-    made = room.merge_leaves(server="site")
-    assert len(made) == 4 and leaves(room.room_id) == [made[-1].event_id]
+    many_extremities(room, 30)
+    assert room.merge_extremities(more_than=30) == []
+    assert room.merge_extremities(server="nobody.test") == []
+    made = room.merge_extremities(server="site")
+    assert len(made) == 4 and extremities(room.room_id) == [made[-1].event_id]
     assert {event.type for event in Event.objects.filter(event_id__in=[e.event_id for e in made])} == {DUMMY_EVENT}
-    assert room.merge_leaves(server="site") == []
+    assert room.merge_extremities(server="site") == []
 
 
 def test_dummy_events_need_somebody_who_may_send_them():
     levels = {"users": {ANN: 100}, "events": {DUMMY_EVENT: 50}}
     room = create_room(ANN, "11", RoomSetup(power_levels=levels))
     room.join(EVE)
-    many_leaves(room, 12)
-    assert room.merge_leaves(server="else") == []
-    assert len(room.merge_leaves(server="site")) == 2
+    many_extremities(room, 12)
+    assert room.merge_extremities(server="else") == []
+    assert len(room.merge_extremities(server="site")) == 2
 
 
 def test_depth_has_an_end():
@@ -374,16 +374,16 @@ def test_senders_at_once_build_on_each_other():
     assert errors == []
     events = Event.objects.filter(room_id=room.room_id).order_by("stream_ordering")
     assert [event.topological_ordering for event in events] == list(range(1, 30))
-    assert len(leaves(room.room_id)) == 1
+    assert len(extremities(room.room_id)) == 1
 
 
 def test_transaction_of_the_caller_decides():
     room = create_room(ANN)
-    before = leaves(room.room_id)
+    before = extremities(room.room_id)
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         room.send(ANN, TEXT, {})
         room.send(ANN, TEXT, {})
         raise ZeroDivisionError
-    assert leaves(room.room_id) == before
-    assert room.send(ANN, TEXT, {}).event_id in leaves(room.room_id)
+    assert extremities(room.room_id) == before
+    assert room.send(ANN, TEXT, {}).event_id in extremities(room.room_id)
     assert EventVisibility.objects.filter(last=None).count() == 2

@@ -13,7 +13,7 @@ from events.models import Event, EventAuth, EventEdge, EventJson, EventVisibilit
 from events.reading.timeline import state_at, timeline
 from events.reading.user_timeline import timeline_of
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
-from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, ranges, replayed_state
+from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist, ranges, replayed_state
 
 pytestmark = pytest.mark.django_db
 
@@ -54,7 +54,7 @@ class Row:
     """What the tables say of one event."""
 
     group: bool
-    leaf: bool
+    extremity: bool
     in_timeline: bool
     shown: bool
     positive: bool
@@ -67,7 +67,7 @@ def row(kinds, event):
     room_id = kinds.made.room_id
     return Row(
         group=stored.state_group is not None,
-        leaf=event.event_id in leaves(room_id),
+        extremity=event.event_id in extremities(room_id),
         in_timeline=event.event_id in {entry.event_id for entry in timeline(room_id)},
         shown=event.event_id in {entry.event_id for entry in timeline_of(ALICE, room_id)},
         positive=stored.stream_ordering > 0,
@@ -89,7 +89,7 @@ def test_each_kind_counts_where_it_should(seed, size, version):
     assert row(kinds, kinds.rejected) == Row(yes, no, no, no, yes, yes, no)
     assert row(kinds, kinds.soft_failed) == Row(yes, no, no, no, yes, yes, no)
     assert row(kinds, kinds.backfilled) == Row(yes, no, yes, yes, no, yes, no)
-    assert leaves(kinds.made.room_id) == [kinds.state.event_id]
+    assert extremities(kinds.made.room_id) == [kinds.state.event_id]
     assert current_state(kinds.made.room_id) == replayed_state(kinds.made.room_id)
     assert EventJson.objects.count() == Event.objects.count() == len(kinds.made.events)
     assert EventAuth.objects.count() == sum(event.is_state for event in kinds.made.events)
@@ -120,7 +120,7 @@ def test_soft_failed_event_takes_part_where_somebody_builds_on_it():
     assert outcome.stored[0].soft_failed and ("m.room.topic", "") not in current_state(made.room_id)
     merge = made.message(prev=[banned, late])
     persist([incoming(merge)])
-    assert leaves(made.room_id) == [merge.event_id]
+    assert extremities(made.room_id) == [merge.event_id]
     assert state_at(merge.event_id).before == current_state(made.room_id) == replayed_state(made.room_id)
 
 
@@ -131,7 +131,7 @@ def test_rejected_and_soft_failed_events_are_looked_through_by_leaves():
     for below in (kinds.rejected, kinds.soft_failed):
         above = made.message(prev=[below, kinds.state])
         persist([incoming(above)])
-        assert leaves(made.room_id) == [above.event_id]
+        assert extremities(made.room_id) == [above.event_id]
         kinds.state = above
 
 
@@ -140,7 +140,7 @@ def test_event_on_a_rejected_one_alone_is_a_leaf_beside_those_below():
     kinds.store()
     fork = kinds.made.message(prev=[kinds.rejected])
     persist([incoming(fork)])
-    assert leaves(kinds.made.room_id) == sorted([fork.event_id, kinds.state.event_id])
+    assert extremities(kinds.made.room_id) == sorted([fork.event_id, kinds.state.event_id])
     assert state_at(fork.event_id).after == kinds.made.state_after(kinds.ban.event_id)
 
 
@@ -160,7 +160,7 @@ def test_outlier_gets_its_place(backfilled):
     assert (stored.stream_ordering < 0) is backfilled
     assert state_at(eve.event_id).after == kinds.made.state_after(eve.event_id)
     assert prev_events(eve) == list(eve.prev_event_ids)
-    assert leaves(kinds.made.room_id) == [kinds.state.event_id if backfilled else eve.event_id]
+    assert extremities(kinds.made.room_id) == [kinds.state.event_id if backfilled else eve.event_id]
     assert (eve.event_id in current_state(kinds.made.room_id).values()) is not backfilled
     assert Event.objects.filter(event_id=eve.event_id).count() == EventJson.objects.filter(pk=eve.event_id).count() == 1
     assert EventVisibility.objects.filter(user_id=EVE).exists() or backfilled
@@ -181,7 +181,7 @@ def test_outlier_that_gets_its_place_leaves_the_gaps():
     persist([incoming(kinds.state), incoming(kinds.normal)])
     assert gaps(kinds.made.room_id) == []
     assert state_at(above.event_id).after == kinds.made.state_after(kinds.state.event_id)
-    assert leaves(kinds.made.room_id) == [kinds.state.event_id]
+    assert extremities(kinds.made.room_id) == [kinds.state.event_id]
 
 
 def test_outlier_may_turn_out_rejected_at_its_place():
@@ -193,7 +193,7 @@ def test_outlier_may_turn_out_rejected_at_its_place():
     late = made.send({"type": "m.room.message", "sender": BOB, "auth_events": auth}, prev=[kinds.ban])
     assert persist([incoming(late, outlier=True)]).stored[0].rejected_reason is None
     stored = persist([incoming(late)]).stored[0]
-    assert stored.rejected_reason.startswith("state before") and leaves(made.room_id) == [kinds.ban.event_id]
+    assert stored.rejected_reason.startswith("state before") and extremities(made.room_id) == [kinds.ban.event_id]
     assert persist([incoming(late)]).duplicates == [late.event_id]
 
 
@@ -210,14 +210,19 @@ def test_outlier_and_its_place_in_one_batch_are_one_event():
     persist([incoming(event) for event in kinds.room])
     outcome = persist([incoming(kinds.normal, outlier=True), incoming(kinds.normal)])
     assert len(outcome.stored) == 1 and outcome.duplicates == [kinds.normal.event_id]
-    assert leaves(kinds.made.room_id) == [kinds.normal.event_id]
+    assert extremities(kinds.made.room_id) == [kinds.normal.event_id]
 
 
 def test_nothing_is_changed_by_anything_that_comes_again():
     kinds = Kinds()
     kinds.store(5)
     room_id = kinds.made.room_id
-    before = list(Event.objects.order_by("pk").values_list()), ranges(room_id), leaves(room_id), current_state(room_id)
+    before = (
+        list(Event.objects.order_by("pk").values_list()),
+        ranges(room_id),
+        extremities(room_id),
+        current_state(room_id),
+    )
     for about in ({}, {"outlier": True}, {"backfilled": True}):
         others = [event for event in kinds.made.events if event.event_id != kinds.outlier.event_id]
         outcome = persist([incoming(event, **about) for event in others])
@@ -225,7 +230,7 @@ def test_nothing_is_changed_by_anything_that_comes_again():
     assert (
         list(Event.objects.order_by("pk").values_list()),
         ranges(room_id),
-        leaves(room_id),
+        extremities(room_id),
         current_state(room_id),
     ) == before
 

@@ -55,7 +55,9 @@ def test_every_table_holds_what_the_room_function_computes(loaded):
         assert sorted((row[:-1] for row in result.events), key=str) == rows(Event, *columns, room_id=room_id)
         assert sorted(result.edges) == rows(EventEdge, "event_id", "prev_event_id", event_id__in=ids)
         assert sorted(result.auth) == rows(EventAuth, "event_id", "auth_event_ids", event_id__in=ids)
-        assert [(leaf,) for leaf in result.forward_extremities] == rows(ForwardExtremity, "event_id", room_id=room_id)
+        assert [(extremity,) for extremity in result.forward_extremities] == rows(
+            ForwardExtremity, "event_id", room_id=room_id
+        )
         current = rows(CurrentState, "type", "state_key", "event_id", "membership", room_id=room_id)
         assert sorted(result.current_state, key=str) == current
         assert rows(Room, "creator", "create_event_id", room_id=room_id) == [(result.creator, result.create_event_id)]

@@ -11,7 +11,7 @@ from events.models import Event, IgnoredUser
 from events.persist.batch import Incoming
 from events.sending.send import RoomSetup, create_room
 from events.sync.events_since import events_since
-from events.sync.windows import looked_at
+from events.sync.windows import examined_events
 from events.tokens.sync_token import SyncToken
 from streams.core.tokens import VectorToken
 from streams.errors import TokenError
@@ -70,7 +70,7 @@ def test_pages_hold_every_event_once(room):
 
 def test_a_page_of_hidden_events_is_not_the_end(room):
     token = here()
-    talk(room, looked_at(1) + 5)
+    talk(room, examined_events(1) + 5)
     IgnoredUser.objects.create(user_id=BOB, ignored_user_id=ANN)
     said = talk(room, 1, BOB)
     first = events_since(BOB, token, limit=1, now=here())

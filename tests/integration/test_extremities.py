@@ -12,7 +12,7 @@ from events.visibility.rebuild import rebuild_visibility
 from tests.integration.test_gap_filling import closed_room
 from tests.integration.test_visible_sql import compare
 from tests.support.made_rooms import ALICE, BOB, EVE
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
+from tests.support.persisted_rooms import current_state, extremities, incoming, persist, persist_all
 from tests.support.ranges import assert_all_ways_agree, stored_ranges
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +66,7 @@ def assert_well(made):
 def test_outlier_that_came_inside_a_state_covers_no_leaf():
     made = closed_room()
     below, _, above = with_an_outlier_between(made)
-    assert leaves(made.room_id) == sorted([below.event_id, above.event_id])
+    assert extremities(made.room_id) == sorted([below.event_id, above.event_id])
     join = made.member(BOB, "join")
     rule = made.state("m.room.join_rules", "", {"join_rule": "invite"})
     for event in (join, rule):
@@ -88,7 +88,7 @@ def test_backfill_of_the_outlier_covers_the_leaf_in_every_way():
     for event in (join, rule):
         said(made, event)
     assert persist([incoming(between, backfilled=True)]).refused == []
-    assert leaves(made.room_id) == [rule.event_id]
+    assert extremities(made.room_id) == [rule.event_id]
     assert_well(made)
     assert current_state(made.room_id)["m.room.member", BOB] == join.event_id
     last = said(made, made.message(prev=[rule]))
@@ -155,7 +155,7 @@ def test_leaf_that_turns_out_rejected_is_seen_through_by_what_comes_with_the_ver
     above = made.message(prev=[late])
     persist([incoming(event, backfilled=True) for event in (*made.events[: made.events.index(late)], above)])
     assert Event.objects.get(event_id=late.event_id).rejected_reason is not None
-    assert leaves(made.room_id) == [above.event_id]
+    assert extremities(made.room_id) == [above.event_id]
 
 
 @pytest.mark.parametrize("backfilled", [True, False])
@@ -169,7 +169,7 @@ def test_leaf_is_reached_once_all_that_a_given_state_came_from_is_here(backfille
     told = {**made.state_after(one.event_id), ("m.room.member", EVE): other.event_id}
     persist(with_its_state(made, merge, told))
     persist([incoming(one)])
-    assert {one.event_id, merge.event_id} <= set(leaves(made.room_id))
+    assert {one.event_id, merge.event_id} <= set(extremities(made.room_id))
     persist([incoming(other, backfilled=backfilled)])
-    assert leaves(made.room_id) == [merge.event_id]
+    assert extremities(made.room_id) == [merge.event_id]
     assert_well(made)

@@ -20,9 +20,9 @@ from tests.integration.test_given_states import told, verdict
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import (
     current_state,
+    extremities,
     gaps,
     incoming,
-    leaves,
     persist,
     persist_all,
     ranges,
@@ -69,13 +69,19 @@ def unresolved(made):
 
 def test_old_event_above_a_gap_hides_nothing_else():
     made, gap, _ = with_gap()
-    before = ranges(made.room_id), current_state(made.room_id), leaves(made.room_id), seen(made, ALICE), seen(made, EVE)
+    before = (
+        ranges(made.room_id),
+        current_state(made.room_id),
+        extremities(made.room_id),
+        seen(made, ALICE),
+        seen(made, EVE),
+    )
     backfill(gap[3])
     room = Room.objects.get()
     assert not room.visibility_unresolved and not room.current_state_unresolved
     assert unresolved(made) == {gap[3].event_id} and gaps(made.room_id) == [gap[2].event_id]
     assert (
-        ranges(made.room_id), current_state(made.room_id), leaves(made.room_id), seen(made, ALICE), seen(made, EVE)
+        ranges(made.room_id), current_state(made.room_id), extremities(made.room_id), seen(made, ALICE), seen(made, EVE)
     ) == before  # fmt: skip
     with pytest.raises(StateUnresolved):
         state_at(gap[3].event_id)
@@ -240,7 +246,7 @@ def test_room_of_old_events_only_is_known_down_to_its_beginning():
     persist([incoming(made.create, outlier=True)])
     backfill(*events[3:])
     assert Room.objects.get().current_state_unresolved
-    assert leaves(made.room_id) == [events[-1].event_id]
+    assert extremities(made.room_id) == [events[-1].event_id]
     backfill(*events[:3])
     room = Room.objects.get()
     assert not room.current_state_unresolved and room.create_event_id == made.create.event_id
@@ -267,10 +273,10 @@ def test_leaf_that_turns_out_rejected_gives_way():
     persist([incoming(made.create, outlier=True)])
     late = made.message(prev=[base], sender=BOB)  # Bob never joined; the events that tell are not here
     backfill(late)
-    assert leaves(made.room_id) == [late.event_id]
+    assert extremities(made.room_id) == [late.event_id]
     backfill(*made.events[:5])
     assert Event.objects.get(event_id=late.event_id).rejected_reason is not None
-    assert leaves(made.room_id) == [base.event_id]
+    assert extremities(made.room_id) == [base.event_id]
     assert current_state(made.room_id) == made.state_after(base.event_id)
 
 

@@ -12,9 +12,9 @@ from state.models import StateGroup
 from tests.support.made_rooms import ALICE, BOB, EVE, public_room
 from tests.support.persisted_rooms import (
     current_state,
+    extremities,
     gaps,
     incoming,
-    leaves,
     persist,
     persist_all,
     ranges,
@@ -60,7 +60,7 @@ def test_join_of_a_room_elsewhere_makes_it_known(version):
     room = Room.objects.get()
     assert (room.room_id, room.creator, room.create_event_id) == (made.room_id, ALICE, made.create.event_id)
     assert not room.current_state_unresolved and not room.visibility_unresolved
-    assert leaves(made.room_id) == [join.event_id]
+    assert extremities(made.room_id) == [join.event_id]
     assert gaps(made.room_id) == [join.prev_event_ids[0]]
     expected = made.state_after(join.event_id)
     assert current_state(made.room_id) == replayed_state(made.room_id) == state_at(join.event_id).after == expected
@@ -84,7 +84,7 @@ def test_state_goes_in_whole_before_the_event_in_a_batch_of_its_own():
     join = made.member(BOB, "join")
     batch = told(made, join)
     assert len(persist(batch[:-1]).stored) == 4
-    assert not leaves(made.room_id)
+    assert not extremities(made.room_id)
     outcome = persist(batch)
     assert [stored.event_id for stored in outcome.stored] == [join.event_id] and len(outcome.duplicates) == 4
 
@@ -105,7 +105,7 @@ def test_join_that_the_state_forbids_is_rejected():
     join = made.member(BOB, "join")
     outcome = persist(told(made, join))
     assert "not invited" in verdict(outcome, join).rejected_reason
-    assert leaves(made.room_id) == [] and current_state(made.room_id) == {}
+    assert extremities(made.room_id) == [] and current_state(made.room_id) == {}
 
 
 def test_event_that_cannot_be_read_is_refused_alone():
@@ -113,7 +113,7 @@ def test_event_that_cannot_be_read_is_refused_alone():
     join = made.member(BOB, "join")
     batch = with_state(incoming(join), [b"{", *(state.json for state in state_of(made, join))])
     outcome = persist(batch)
-    assert reasons(outcome) == [Reason.NOT_JSON] and leaves(made.room_id) == [join.event_id]
+    assert reasons(outcome) == [Reason.NOT_JSON] and extremities(made.room_id) == [join.event_id]
 
 
 def test_version_has_to_be_told():
@@ -201,7 +201,7 @@ def test_a_join_that_only_such_an_entry_allows_is_rejected(version):
     join, batch = joined_on(made, {**state, RULES: lie.event_id}, state.values())
     outcome = persist(batch)
     assert "not invited" in verdict(outcome, join).rejected_reason
-    assert leaves(made.room_id) == [] and current_state(made.room_id) == {}
+    assert extremities(made.room_id) == [] and current_state(made.room_id) == {}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -312,7 +312,7 @@ def test_live_event_above_a_gap_needs_its_state():
     outcome = persist(told(made, above))
     assert verdict(outcome, above).stream_ordering > 0 and not verdict(outcome, above).soft_failed
     assert gaps(made.room_id) == list(above.prev_event_ids)
-    assert leaves(made.room_id) == sorted([made.events[3].event_id, above.event_id])
+    assert extremities(made.room_id) == sorted([made.events[3].event_id, above.event_id])
     assert not Room.objects.get().visibility_unresolved
     assert current_state(made.room_id) == made.state_after(above.event_id)
 
@@ -337,7 +337,7 @@ def test_event_above_a_gap_soft_fails_against_the_current_state():
     made.message(prev=[joined], sender=BOB)
     late = made.message(sender=BOB)
     outcome = persist(told(made, late))
-    assert verdict(outcome, late).soft_failed and leaves(made.room_id) == [ban.event_id]
+    assert verdict(outcome, late).soft_failed and extremities(made.room_id) == [ban.event_id]
 
 
 def test_state_known_from_below_wins_over_a_given_one():
@@ -358,10 +358,10 @@ def test_resolution_of_the_given_state_with_the_rooms_own():
     made.topic("there", prev=[base])
     above = made.message()
     persist(told(made, above))
-    assert leaves(made.room_id) == sorted([mine.event_id, above.event_id])
+    assert extremities(made.room_id) == sorted([mine.event_id, above.event_id])
     merge = made.message(prev=[mine, above])
     persist([incoming(merge)])
-    assert leaves(made.room_id) == [merge.event_id]
+    assert extremities(made.room_id) == [merge.event_id]
     assert state_at(merge.event_id).after == current_state(made.room_id) == replayed_state(made.room_id)
 
 
@@ -383,7 +383,7 @@ def test_backfilled_event_with_a_given_state_is_seen_by_whom_it_should():
     assert said.event_id in {entry.event_id for entry in timeline_of(BOB, made.room_id)}
     assert said.event_id not in {entry.event_id for entry in timeline_of(EVE, made.room_id)}
     assert EventVisibility.objects.filter(first=place, last=place, user_id=BOB).exists()
-    assert leaves(made.room_id) == [join.event_id]
+    assert extremities(made.room_id) == [join.event_id]
 
 
 def test_changes_of_the_current_state_are_facts():

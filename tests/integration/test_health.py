@@ -152,13 +152,13 @@ def test_a_sequence_behind_its_table_is_told(monkeypatch):
     behind = Problem("Stream events", Verdict("sequence behind", Severity.WRONG, "manage.py check_streams --repair"))
     report = health.summary(lambda: a_snapshot(a_stream(), health=judge_health((behind,), "")))
     assert not part(report, "Stream events").well
-    assert health_views.for_anybody(report).sentence.startswith("streams: 1 sequence behind.")
+    assert health_views.without_details(report).sentence.startswith("streams: 1 sequence behind.")
 
 
 def test_handlers_that_are_gone_are_told():
     gone = Problem("Follower mailer on events", Verdict("gone", Severity.WRONG, "Start it."))
     report = health.summary(lambda: a_snapshot(health=judge_health((gone,), "")))
-    assert health_views.for_anybody(report).sentence.startswith("readers: 1 gone.")
+    assert health_views.without_details(report).sentence.startswith("readers: 1 gone.")
 
 
 # --- in time --------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from events.integrity.repair import resync_room
 from events.models import EventVisibility
 from events.reading.user_timeline import timeline_of
-from events.visibility.rebuild import ranges_anew
+from events.visibility.rebuild import recomputed_ranges
 from tests.integration.test_extremities import with_its_state
 from tests.support.made_rooms import BOB, public_room
 from tests.support.persisted_rooms import incoming, persist, persist_all
@@ -38,7 +38,7 @@ def test_who_left_sees_nothing_later_after_a_rebuild():
     persist([incoming(after)])
     before = shown_to_bob(made)
     assert leave.event_id in before and not {late.event_id, after.event_id} & set(before)
-    assert stored_ranges(made.room_id) == ranges_anew(made.room_id)
+    assert stored_ranges(made.room_id) == recomputed_ranges(made.room_id)
     EventVisibility.objects.filter(room_id=made.room_id).delete()
     resync_room(made.room_id, "visibility")
     assert shown_to_bob(made) == before

@@ -15,9 +15,9 @@ from tests.oracle.answers import OurStates
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom
 from tests.support.persisted_rooms import (
     current_state,
+    extremities,
     gaps,
     incoming,
-    leaves,
     persist,
     persist_all,
     ranges,
@@ -96,7 +96,7 @@ def test_live_path_stores_what_an_import_does(seed):
     assert verdicts(made.room_id) == {
         event_id: (row["rejected_reason"] is not None, row["soft_failed"]) for event_id, row in rows.items()
     }
-    assert (leaves(made.room_id), gaps(made.room_id)) == (sorted(bulk.forward_extremities), [])
+    assert (extremities(made.room_id), gaps(made.room_id)) == (sorted(bulk.forward_extremities), [])
     assert (
         current_state(made.room_id) == replayed_state(made.room_id) == {(t, k): e for t, k, e, _ in bulk.current_state}
     )
@@ -156,4 +156,4 @@ def test_gaps_of_generated_rooms_are_filled_in_any_order(seed):
     for event in made.events:
         assert state_at(event.event_id).after == states.builder.expand(states.after[event.event_id]), event
     assert not any(rejected for rejected, _ in verdicts(made.room_id).values())
-    assert leaves(made.room_id) and current_state(made.room_id) == replayed_state(made.room_id)
+    assert extremities(made.room_id) and current_state(made.room_id) == replayed_state(made.room_id)

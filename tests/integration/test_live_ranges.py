@@ -11,8 +11,8 @@ from events.format.parsing import ParsedEvent
 from events.models import Event, EventVisibility, Room
 from events.persist.room_cache import clear_caches
 from events.visibility.ranges import in_order
-from events.visibility.rebuild import ranges_anew, rebuild_visibility
-from events.visibility.recompute import tell_the_same
+from events.visibility.rebuild import rebuild_visibility, recomputed_ranges
+from events.visibility.recompute import show_the_same
 from tests.integration.test_visible_sql import STRANGER, by_join, compare
 from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms
@@ -72,7 +72,7 @@ def test_ranges_do_not_depend_on_the_way(made, batch):
             row.__class__(row.user_id, row.kind, places[row.first], None if row.last is None else places[row.last])
             for row in room_history(events).visibility
         )
-        assert stored_ranges(made.room_id) == wanted == ranges_anew(made.room_id)
+        assert stored_ranges(made.room_id) == wanted == recomputed_ranges(made.room_id)
         for user_id in (*USERS, STRANGER):
             compare(user_id, made.room_id)
         transaction.set_rollback(True)
@@ -128,7 +128,7 @@ def test_an_old_event_below_a_rejected_one_covers_no_leaf_when_ranges_are_made_a
     persist([incoming(made.state("m.room.history_visibility", "", {"history_visibility": "shared"}), backfilled=True)])
     persist([incoming(made.message(sender="@eve:e.test"))])
     assert Event.objects.filter(room_id=made.room_id, rejected_reason__isnull=False).count() == 1
-    assert stored_ranges(made.room_id) == ranges_anew(made.room_id)
+    assert stored_ranges(made.room_id) == recomputed_ranges(made.room_id)
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -141,9 +141,9 @@ def test_what_old_events_connect_is_no_leaf_for_the_rest_of_a_batch(batch):
     live = [made.message(), made.state("m.room.join_rules", "", {"join_rule": "invite"}), made.message()]
     for start in range(0, len(live), batch):
         persist([incoming(event) for event in live[start : start + batch]])
-    stored, anew = stored_ranges(made.room_id), ranges_anew(made.room_id)
+    stored, anew = stored_ranges(made.room_id), recomputed_ranges(made.room_id)
     assert [(row.kind, row.last) for row in stored if row.user_id == BOB and row.first > 0] == [("joined", None)]
-    assert tell_the_same(stored, anew, accepted_places(made.room_id))
+    assert show_the_same(stored, anew, accepted_places(made.room_id))
 
 
 def test_message_on_top_writes_no_range():
@@ -172,7 +172,7 @@ def test_memberships_that_come_and_go_one_by_one_leave_the_same_ranges():
     for number, event in enumerate(made.events):
         assert persist([incoming(event)]).refused == [], number
         if number > 3:
-            assert stored_ranges(made.room_id) == ranges_anew(made.room_id), number
+            assert stored_ranges(made.room_id) == recomputed_ranges(made.room_id), number
     assert not Event.objects.filter(rejected_reason__isnull=False).exists()
     rows = [row for row in stored_ranges(made.room_id) if row.user_id == BOB]
     assert {"joined", "invited"} <= {row.kind for row in rows} and "cut" not in {row.kind for row in rows}

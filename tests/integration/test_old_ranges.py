@@ -9,8 +9,8 @@ from django.core.management import call_command
 
 from events.integrity.repair import check_room
 from events.models import EventVisibility
-from events.visibility.rebuild import ranges_anew
-from events.visibility.recompute import tell_the_same
+from events.visibility.rebuild import recomputed_ranges
+from events.visibility.recompute import show_the_same
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_gap_filling import assert_ranges_tell_what_the_rule_tells, backfill
 from tests.integration.test_live_is_bulk import states_of
@@ -50,7 +50,7 @@ def come_and_go(made):
 
 
 def assert_as_made_anew(made):
-    assert stored_ranges(made.room_id) == ranges_anew(made.room_id)
+    assert stored_ranges(made.room_id) == recomputed_ranges(made.room_id)
     assert list(overlaps(stored_ranges(made.room_id))) == []
     report = check_room(made.room_id)
     assert report.clean, report.differences
@@ -122,5 +122,5 @@ def test_ranges_laid_out_in_more_parts_are_not_called_wrong():
     joined = EventVisibility.objects.get(room_id=made.room_id, user_id=BOB, kind="joined", first__lt=0)
     joined.last -= 1
     joined.save()
-    assert tell_the_same(stored_ranges(made.room_id), ranges_anew(made.room_id), accepted_places(made.room_id))
+    assert show_the_same(stored_ranges(made.room_id), recomputed_ranges(made.room_id), accepted_places(made.room_id))
     assert check_room(made.room_id).clean

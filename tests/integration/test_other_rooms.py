@@ -11,7 +11,7 @@ from events.persist.room_cache import clear_caches
 from events.sending.send import LocalRoom
 from state.store import full_state
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
-from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist
+from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist
 
 pytestmark = pytest.mark.django_db(transaction=True)
 VERSIONS = ("1", "10", "12")
@@ -89,7 +89,7 @@ def test_a_live_event_on_another_room_is_refused(rooms):
     made, hers = rooms
     evil = by_eve(made, [hers.events[-1], made.events[-1]])
     assert [refused.error.reason for refused in persist([incoming(evil)]).refused] == ["missing-prev-events"]
-    assert leaves(made.room_id) == [made.events[-2].event_id]
+    assert extremities(made.room_id) == [made.events[-2].event_id]
 
 
 @pytest.mark.parametrize("at_once", [True, False])

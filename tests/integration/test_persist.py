@@ -15,9 +15,9 @@ from events.reading.timeline import state_at
 from tests.support.made_rooms import ALICE, BOB, EVE, public_room
 from tests.support.persisted_rooms import (
     current_state,
+    extremities,
     gaps,
     incoming,
-    leaves,
     persist,
     persist_all,
     ranges,
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def tables(room_id):
     """What the tables say of a room, without positions."""
     facts = Event.objects.filter(room_id=room_id).values_list("event_id", "rejected_reason", "soft_failed", "outlier")
-    return sorted(facts, key=str), leaves(room_id), gaps(room_id), current_state(room_id), ranges(room_id)
+    return sorted(facts, key=str), extremities(room_id), gaps(room_id), current_state(room_id), ranges(room_id)
 
 
 @pytest.mark.parametrize("version", ["1", "3", "10", "11", "12"])
@@ -41,7 +41,7 @@ def test_a_conversation(version):
     outcome = persist([incoming(event) for event in made.events])
     assert [stored.event_id for stored in outcome.stored] == [event.event_id for event in made.events]
     assert (outcome.refused, outcome.duplicates, outcome.bad_content_hashes) == ([], [], 0)
-    assert leaves(made.room_id) == [message.event_id]
+    assert extremities(made.room_id) == [message.event_id]
     assert current_state(made.room_id) == replayed_state(made.room_id) == state_at(message.event_id).after
     room = Room.objects.get()
     assert (room.room_id, room.creator, room.create_event_id) == (made.room_id, ALICE, made.create.event_id)
@@ -94,7 +94,7 @@ def test_several_rooms_in_one_batch():
     )
     assert len(outcome.stored) == 12
     for room in rooms:
-        assert leaves(room.room_id) == [room.events[-1].event_id]
+        assert extremities(room.room_id) == [room.events[-1].event_id]
         assert current_state(room.room_id) == state_at(room.events[-1].event_id).after
 
 
@@ -110,10 +110,10 @@ def test_rejected_and_soft_failed_events_are_stored_and_change_nothing():
     verdicts = {stored.event_id: (stored.rejected_reason, stored.soft_failed) for stored in outcome.stored}
     assert verdicts[late.event_id] == (None, True)
     assert verdicts[stranger.event_id] == (f"auth events: {EVE} is not joined", False)
-    assert (leaves(made.room_id), current_state(made.room_id)) == ([ban.event_id], before)
+    assert (extremities(made.room_id), current_state(made.room_id)) == ([ban.event_id], before)
     above = made.message(prev=[stranger, late, ban])
     persist([incoming(above)])
-    assert leaves(made.room_id) == [above.event_id]
+    assert extremities(made.room_id) == [above.event_id]
 
 
 def test_event_without_auth_events_is_rejected_when_it_comes_from_outside():
@@ -130,13 +130,13 @@ def test_outlier_gets_its_place_when_it_comes_again():
     above = made.message()
     persist_all(made.events[:4])
     persist([incoming(topic, outlier=True)])
-    assert state_at(topic.event_id).after is None and leaves(made.room_id) == [made.events[3].event_id]
+    assert state_at(topic.event_id).after is None and extremities(made.room_id) == [made.events[3].event_id]
     first = Event.objects.get(event_id=topic.event_id).stream_ordering
     assert persist([incoming(topic, outlier=True)]).duplicates == [topic.event_id]
     persist([incoming(topic), incoming(above)])
     stored = Event.objects.get(event_id=topic.event_id)
     assert not stored.outlier and stored.stream_ordering > first
-    assert leaves(made.room_id) == [above.event_id]
+    assert extremities(made.room_id) == [above.event_id]
     assert current_state(made.room_id)["m.room.topic", ""] == topic.event_id
 
 
@@ -147,7 +147,7 @@ def test_outlier_of_a_room_that_is_not_here_is_kept_for_later():
     assert Room.objects.get().create_event_id is None
     persist([incoming(event) for event in made.events])
     assert Room.objects.get().create_event_id == made.create.event_id
-    assert leaves(made.room_id) == [invite.event_id]
+    assert extremities(made.room_id) == [invite.event_id]
 
 
 def test_backfilled_events_get_negative_positions_and_fill_gaps():
@@ -155,12 +155,12 @@ def test_backfilled_events_get_negative_positions_and_fill_gaps():
     bob = made.member(BOB, "join")
     one, two, three = (made.message(prev=[bob]), made.message(), made.message())
     persist([incoming(event) for event in made.events[:5]])
-    before = (leaves(made.room_id), current_state(made.room_id))
+    before = (extremities(made.room_id), current_state(made.room_id))
     outcome = persist([incoming(three, backfilled=True), incoming(two, backfilled=True)])
     assert all(stored.stream_ordering < 0 for stored in outcome.stored)
     assert gaps(made.room_id) == [one.event_id]
     assert Event.objects.get(event_id=two.event_id).state_unresolved
-    assert (leaves(made.room_id), current_state(made.room_id)) == before
+    assert (extremities(made.room_id), current_state(made.room_id)) == before
 
 
 def test_backfilled_events_on_known_ground_have_states_and_ranges():
@@ -172,7 +172,7 @@ def test_backfilled_events_on_known_ground_have_states_and_ranges():
     outcome = persist([incoming(two, backfilled=True), incoming(one, backfilled=True)])
     places = {stored.event_id: stored.stream_ordering for stored in outcome.stored}
     assert places[one.event_id] < places[two.event_id] < 0
-    assert gaps(made.room_id) == [] and leaves(made.room_id) == [bob.event_id]
+    assert gaps(made.room_id) == [] and extremities(made.room_id) == [bob.event_id]
     covered = EventVisibility.objects.filter(user_id=BOB, first=places[one.event_id], last=places[two.event_id])
     assert [row.kind for row in covered] == ["joined"]
 
@@ -253,7 +253,7 @@ def test_each_bad_event_is_refused_by_name_and_the_rest_is_stored():
     outcome = persist([*events, *fine])
     assert refused(outcome) == list(enumerate(wanted))
     assert len(outcome.stored) == len(fine)
-    assert leaves(made.room_id) == [message.event_id]
+    assert extremities(made.room_id) == [message.event_id]
 
 
 def test_nul_in_content_is_stored_as_it_is():
@@ -305,7 +305,7 @@ def test_thousand_prev_events():
     heads = [made.message(prev=[base]) for _ in range(1_000)]
     merge = made.message(prev=heads)
     storing.persist([incoming(event) for event in made.events], verified=True, history_of="a.test")
-    assert leaves(made.room_id) == [merge.event_id]
+    assert extremities(made.room_id) == [merge.event_id]
 
 
 def test_auth_event_of_another_room_is_a_reason_to_reject():
@@ -354,8 +354,8 @@ def test_threads_that_write_the_same_rooms_do_not_hinder_each_other():
         thread.join(120)
     assert errors == []
     for room in rooms:
-        assert len(leaves(room.room_id)) == 20
-        assert set(leaves(room.room_id)) == {event.event_id for event in room.events[4:]}
+        assert len(extremities(room.room_id)) == 20
+        assert set(extremities(room.room_id)) == {event.event_id for event in room.events[4:]}
     with connection.cursor() as cursor:
         cursor.execute("SELECT count(*), count(DISTINCT stream_ordering) FROM events_event")
         assert cursor.fetchone() == (72, 72)

@@ -16,7 +16,7 @@ from events.persist.batch import Incoming
 from events.persist.room_cache import clear_caches
 from events.sending.finish import finish_event
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
+from tests.support.persisted_rooms import current_state, extremities, incoming, persist, persist_all
 
 pytestmark = pytest.mark.django_db
 
@@ -111,7 +111,7 @@ def test_each_bad_event_is_refused_by_name_and_the_rest_is_stored():
     outcome = persist(batch)
     found = {refused.place: refused.error.reason for refused in outcome.refused}
     assert {what: found.get(len(base) + n) for n, (what, _, _) in enumerate(bad)} == {what: r for what, _, r in bad}
-    assert len(outcome.stored) == len(made.events) and leaves(made.room_id) == [fine.event_id]
+    assert len(outcome.stored) == len(made.events) and extremities(made.room_id) == [fine.event_id]
     for refused in outcome.refused:  # words for people, of bounded length
         assert 10 < len(str(refused.error)) < 400
 
@@ -193,7 +193,7 @@ def test_event_of_exactly_the_largest_size():
     made.events.pop()
     largest = said(made, body="x" * (SIZE_LIMIT_BYTES - empty))
     persist([incoming(event) for event in made.events])
-    assert len(largest.json) == SIZE_LIMIT_BYTES and leaves(made.room_id) == [largest.event_id]
+    assert len(largest.json) == SIZE_LIMIT_BYTES and extremities(made.room_id) == [largest.event_id]
     spaced = in_text(said(made, body="y"), b'"body":"y"', b'"body":' + b" " * 100_000 + b'"y"')
     assert persist([spaced]).refused == []  # white space does not count
 
@@ -220,7 +220,7 @@ def test_cycles_in_prev_events_are_refused_and_what_stands_on_them():
         **dict.fromkeys((event.event_id for event in cycle), Reason.CYCLE),
         above.event_id: Reason.MISSING_PREV_EVENTS,
     }
-    assert leaves(made.room_id) == [fine.event_id]
+    assert extremities(made.room_id) == [fine.event_id]
 
 
 def test_cycles_in_auth_events_are_refused():
@@ -233,7 +233,7 @@ def test_cycles_in_auth_events_are_refused():
     outcome = persist([incoming(event) for event in made.events])
     refused = {made.events[refused.place].event_id for refused in outcome.refused}
     assert refused == {one.event_id, two.event_id} and set(reasons(outcome)) == {Reason.CYCLE}
-    assert leaves(made.room_id) == [fine.event_id]
+    assert extremities(made.room_id) == [fine.event_id]
 
 
 def test_event_that_names_itself():
@@ -256,7 +256,7 @@ def test_cycle_that_closes_over_what_is_stored():
     assert reasons(persist([incoming(upper, backfilled=True)])) == [Reason.CYCLE]
     fine = made.message(prev=[made.events[3]])
     assert persist([incoming(fine)]).refused == []
-    assert leaves(made.room_id) == [fine.event_id]
+    assert extremities(made.room_id) == [fine.event_id]
     assert Event.objects.filter(state_unresolved=True).count() == 1
 
 
@@ -428,7 +428,7 @@ def test_event_on_a_long_chain_of_soft_failed_ones_costs_no_more():
     merge = made.message(prev=[chain[-1], ban])
     with CaptureQueriesContext(connection) as seen:
         persist([incoming(merge)])
-    assert leaves(made.room_id) == [merge.event_id] and len(seen) < counted[0] + 10
+    assert extremities(made.room_id) == [merge.event_id] and len(seen) < counted[0] + 10
 
 
 def test_finished_events_are_what_these_tests_change():
@@ -450,7 +450,7 @@ def test_bad_copy_in_a_batch_does_not_hide_the_event(first):
         "other version": incoming(message, room_version="9"),
     }[first]
     outcome = persist([copy, *(incoming(event) for event in made.events)])
-    assert leaves(made.room_id) == [message.event_id] and outcome.bad_content_hashes == 0
+    assert extremities(made.room_id) == [message.event_id] and outcome.bad_content_hashes == 0
     assert bytes(EventJson.objects.get(pk=message.event_id).json) == message.json
 
 

@@ -27,7 +27,15 @@ from state.models import StateGroup
 from streams.core.bounded import SharedCache
 from streams.db.driver import Statement, send_together
 from tests.support.made_rooms import ALICE, BOB, public_room
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all, ranges, replayed_state
+from tests.support.persisted_rooms import (
+    current_state,
+    extremities,
+    incoming,
+    persist,
+    persist_all,
+    ranges,
+    replayed_state,
+)
 from tests.support.room_results import room_history
 from tests.support.room_talker import talkers
 
@@ -103,7 +111,7 @@ def test_processes_in_the_same_and_in_other_rooms(database_url, tmp_path):
     for room in rooms:
         events, computed = recomputed(room.room_id)
         assert len(events) == len(room.events)
-        assert leaves(room.room_id) == sorted(computed.forward_extremities)
+        assert extremities(room.room_id) == sorted(computed.forward_extremities)
         expected = {(kind, key): event_id for kind, key, event_id, _ in computed.current_state}
         assert current_state(room.room_id) == replayed_state(room.room_id) == expected
         ids = [event.event_id for event in events]
@@ -123,7 +131,7 @@ def test_processes_that_send_in_one_room_leave_one_line(database_url):
                 talker.tell("send", room.room_id, BOB)
         positions = [talker.answer()[0] for talker in found for _ in range(5)]
     assert len(set(positions)) == 15
-    assert len(leaves(room.room_id)) == 1
+    assert len(extremities(room.room_id)) == 1
     assert EventEdge.objects.count() == len(room.events) - 1 + 15
 
 
@@ -165,7 +173,7 @@ def test_outlier_that_became_normal_elsewhere_carries_events_here():
         stored(topic)
     stored(above)
     assert state_at(above.event_id).after["m.room.topic", ""] == topic.event_id
-    assert leaves(room.room_id) == [above.event_id]
+    assert extremities(room.room_id) == [above.event_id]
 
 
 def test_event_that_is_gone_is_not_built_on():
@@ -188,7 +196,7 @@ def test_room_that_was_deleted_begins_anew():
     outcome = persist([incoming(event) for event in room.events[1:]])
     assert {refused.error.reason for refused in outcome.refused} == {Reason.MISSING_PREV_EVENTS}
     stored(*room.events, last := room.message())
-    assert leaves(room.room_id) == [last.event_id]
+    assert extremities(room.room_id) == [last.event_id]
     assert current_state(room.room_id) == state_at(last.event_id).after
 
 
@@ -262,7 +270,7 @@ def test_nothing_is_prepared_behind_a_pooler(monkeypatch):
     room = room_of_two()
     said = messages_to_the_server(lambda: stored(*room.events, room.message()))
     assert not any("EXECUTE" in sql or "PREPARE" in sql for sql in said)
-    assert len(leaves(room.room_id)) == 1
+    assert len(extremities(room.room_id)) == 1
 
 
 def test_statements_of_a_message_share_their_values():

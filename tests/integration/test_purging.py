@@ -62,7 +62,15 @@ from tests.oracles.purge_plan import PurgedEvent, purge_plan
 from tests.support.effort import examples
 from tests.support.generated_rooms import forked_rooms
 from tests.support.made_rooms import ALICE, BOB, EVE, MadeRoom, public_room
-from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, persist_all, replayed_state
+from tests.support.persisted_rooms import (
+    current_state,
+    extremities,
+    gaps,
+    incoming,
+    persist,
+    persist_all,
+    replayed_state,
+)
 from tests.support.reading_rooms import readable_room
 from tests.support.room_data import ROOM_NAMES
 from tests.support.stored_rooms import store_room
@@ -105,7 +113,7 @@ def planned(room_id, cut, delete_local=False):
     built_on = dict(
         StateGroup.objects.filter(room_id=room_id, prev_group__isnull=False).values_list("id", "prev_group")
     )
-    return purge_plan(events, cut, leaves(room_id), built_on, delete_local=delete_local)
+    return purge_plan(events, cut, extremities(room_id), built_on, delete_local=delete_local)
 
 
 def kept_above(room_id, cut):
@@ -141,7 +149,9 @@ def check_groups(room_id):
 
 def middle(room_id, share=0.5):
     depths = sorted(Event.objects.filter(room_id=room_id, outlier=False).values_list("topological_ordering", flat=True))
-    deepest = max(Event.objects.filter(event_id__in=leaves(room_id)).values_list("topological_ordering", flat=True))
+    deepest = max(
+        Event.objects.filter(event_id__in=extremities(room_id)).values_list("topological_ordering", flat=True)
+    )
     return min(depths[int(len(depths) * share)], deepest)
 
 
@@ -179,7 +189,7 @@ def test_tables_are_what_the_rule_says(name, batch, monkeypatch):
     assert set(outliers.values_list("outlier", "state_group")) <= {(True, None)}
     assert outliers.count() == len(plan.become_outliers)
     assert gaps(room_id) == sorted(plan.gaps)
-    assert leaves(room_id) == sorted(plan.leaves)
+    assert extremities(room_id) == sorted(plan.extremities)
     assert kept_above(room_id, cut) == kept
     assert states(kept) == before
     assert {user: visible(room_id, user, cut) for user in users} == seen
@@ -211,7 +221,7 @@ def visible(room_id, user, cut):
 def test_generated_rooms_are_what_the_rule_says(made, share, delete_local, batch):
     with transaction.atomic():
         room_id = store_room(made.events).room_id
-        if leaves(room_id):
+        if extremities(room_id):
             one_generated(room_id, share, delete_local, batch)
         transaction.set_rollback(True)
 
@@ -233,7 +243,7 @@ def one_generated(room_id, share, delete_local, batch):
         for _ in groups.carry_out():
             pass
         assert groups.done == groups_foreseen
-        assert (gaps(room_id), leaves(room_id)) == (sorted(plan.gaps), sorted(plan.leaves))
+        assert (gaps(room_id), extremities(room_id)) == (sorted(plan.gaps), sorted(plan.extremities))
         assert (kept_above(room_id, cut), states(kept)) == (kept, before)
         assert group_rows() <= before_size
         check_groups(room_id)
@@ -295,22 +305,22 @@ def test_event_under_a_purged_one_that_said_to_be_below_it_is_a_leaf_again(kind,
     """Other servers choose the depths of their events."""
     monkeypatch.setattr(purge_history, "_EVENTS_PER_TRANSACTION", batch)
     made, left = under_a_low_one(kind)
-    before = leaves(made.room_id)
+    before = extremities(made.room_id)
     assert_it_is_well(made)
     purge(made.room_id, 7)
-    assert leaves(made.room_id) == sorted([*before, left.event_id])
+    assert extremities(made.room_id) == sorted([*before, left.event_id])
     assert_it_is_well(made)
     assert persist([incoming(made.message(prev=[left, made.events[-1]]))]).stored[0].rejected_reason is None
-    assert len(leaves(made.room_id)) == 1
+    assert len(extremities(made.room_id)) == 1
     assert_it_is_well(made)
 
 
 def test_event_that_others_reach_stays_no_leaf():
     made, left = under_a_low_one("accepted")
     persist([incoming(made.message(prev=[left, made.events[-1]]))])
-    before = leaves(made.room_id)
+    before = extremities(made.room_id)
     purge(made.room_id, 7)
-    assert leaves(made.room_id) == before
+    assert extremities(made.room_id) == before
     assert_it_is_well(made)
 
 
@@ -472,7 +482,7 @@ def test_a_shallow_leaf_goes_and_the_state_is_that_of_the_others():
     persist_all([*made.events[:-4], *line, bob])
     assert ("m.room.member", BOB) in current_state(made.room_id)
     assert purge(made.room_id, line[-1].depth)["leaves_removed"] == 1
-    assert leaves(made.room_id) == [line[-1].event_id]
+    assert extremities(made.room_id) == [line[-1].event_id]
     assert current_state(made.room_id) == replayed_state(made.room_id) == made.state_after(line[-1].event_id)
     assert not Room.objects.get().current_state_unresolved
     after = made.member(BOB, "join", prev=[line[-1]])
@@ -513,7 +523,7 @@ def test_stopped_anywhere_and_run_again_gives_the_same_end(stop_after, monkeypat
         steps = every_step(PurgeRequest(room_id, cut, False, "default"))
         with closing(steps):
             for _ in zip(range(stop_after + 1), steps, strict=False):
-                assert leaves(room_id)
+                assert extremities(room_id)
     assert states(kept) == before
     check_groups(room_id)
     purge(room_id, cut)

@@ -75,7 +75,7 @@ def test_events_of_a_room(made):
     assert len(room.accepted().state_events()) == 4
     assert ids(Event.read.after(2, upto=3)) == [made.alice.event_id]
     assert set(ids(Event.read.at([message.event_id, "$none"]))) == {message.event_id}
-    assert ids(Event.read.leaves_of(made.room_id)) == [message.event_id]
+    assert ids(Event.read.extremities_of(made.room_id)) == [message.event_id]
 
 
 def test_edges_both_ways(made):
@@ -127,7 +127,7 @@ QUESTIONS = {
     "events after a position": lambda: Event.read.after(5, upto=9),
     "prev events": lambda: Event.read.prev_events_of("$a"),
     "next events": lambda: Event.read.next_events_of("$a"),
-    "leaves": lambda: Event.read.leaves_of("!r"),
+    "leaves": lambda: Event.read.extremities_of("!r"),
     "events of a group": lambda: Event.read.with_state_of(5),
     "members": lambda: CurrentState.read.members("!r"),
     "user's rooms": lambda: CurrentState.read.rooms_of(ALICE),

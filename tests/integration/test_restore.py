@@ -55,7 +55,7 @@ from tests.integration.test_purging import (
 )
 from tests.oracle.answers import parsed
 from tests.support.made_rooms import ALICE, BOB, public_room
-from tests.support.persisted_rooms import incoming, leaves, persist
+from tests.support.persisted_rooms import extremities, incoming, persist
 from tests.support.ranges import stored_ranges
 from tests.support.signed_events import event_is_signed
 from tests.support.stored_rooms import store_room
@@ -247,11 +247,11 @@ def test_a_shallow_leaf_comes_back_and_the_state_is_that_of_all(tmp_path):
 def test_leaf_below_what_comes_back_is_none_any_more(kind, tmp_path):
     """An event on top of it said to be less deep, and was purged."""
     made, left = under_a_low_one(kind)
-    before = leaves(made.room_id)
+    before = extremities(made.room_id)
     outcome = purge("history", made.room_id, "--before-token", "t7-0", "--delete-local", "--archive", str(tmp_path))
-    assert leaves(made.room_id) == sorted([*before, left.event_id])
+    assert extremities(made.room_id) == sorted([*before, left.event_id])
     restore(outcome["archive"]["folder"])
-    assert leaves(made.room_id) == before
+    assert extremities(made.room_id) == before
     assert_it_is_well(made)
 
 

@@ -20,7 +20,7 @@ from streams.models import CacheInvalidation
 from tests.integration.test_live_is_bulk import generated
 from tests.integration.test_room_repair import (
     answers,
-    lost_leaf,
+    lost_extremity,
     missing_current_state,
     missing_ranges,
     wrong_delta,
@@ -72,7 +72,7 @@ def test_clean_room(made):
 
 
 def test_differences_are_listed_and_what_mends_them_is_said(made):
-    lost_leaf(made.room_id)
+    lost_extremity(made.room_id)
     with CaptureQueriesContext(connection) as queries:
         found, status = run("check_room", made.room_id)
     assert not any(q["sql"].lstrip().upper().startswith(("UPDATE", "INSERT", "DELETE")) for q in queries)
@@ -99,7 +99,7 @@ def test_unknown_room_is_an_unusable_argument(room_id):
 
 def test_every_subject_mends_its_part(made):
     before = answers(made.room_id)
-    for damage in (wrong_delta, missing_current_state, wrong_redacted_by, lost_leaf, missing_ranges):
+    for damage in (wrong_delta, missing_current_state, wrong_redacted_by, lost_extremity, missing_ranges):
         damage(made.room_id)
     clear_caches()
     for subject in (
@@ -116,7 +116,7 @@ def test_every_subject_mends_its_part(made):
 
 
 def test_resync_is_a_job_with_figures(made):
-    lost_leaf(made.room_id)
+    lost_extremity(made.room_id)
     found, _ = run("resync", "extremities", made.room_id)
     job = Job.objects.get()
     assert (job.kind, job.before, job.after) == ("resync", {"events_forwardextremity": 1}, {})

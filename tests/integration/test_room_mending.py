@@ -11,7 +11,7 @@ from events.models import CurrentState, Event, EventVisibility, ForwardExtremity
 from events.persist.room_cache import clear_caches
 from state.models import StateGroup
 from tests.integration.test_live_is_bulk import generated
-from tests.integration.test_room_repair import change, lost_leaf, missing_ranges, of_room, wrong_delta
+from tests.integration.test_room_repair import change, lost_extremity, missing_ranges, of_room, wrong_delta
 from tests.support.persisted_rooms import persist_all
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +66,7 @@ def test_what_was_found_to_be_well_has_no_mark(made):
 
 
 def test_another_subject_has_no_mark(made):
-    lost_leaf(made.room_id)
+    lost_extremity(made.room_id)
     with connection.cursor() as cursor:
         assert find_damage(cursor, made.room_id, "visibility").mark is None
         assert find_damage(cursor, made.room_id, "extremities").mark is not None

@@ -22,7 +22,7 @@ from events.reading.user_timeline import timeline_of
 from state.models import StateGroup, StateGroupDelta
 from tests.integration.test_gap_filling import backfill, with_gap
 from tests.integration.test_live_is_bulk import USERS, generated
-from tests.support.persisted_rooms import current_state, gaps, leaves, persist_all, verdicts
+from tests.support.persisted_rooms import current_state, extremities, gaps, persist_all, verdicts
 
 pytestmark = pytest.mark.django_db
 
@@ -35,7 +35,7 @@ def answers(room_id):
         "states": [(found.before, found.after) for found in map(state_at, known)],
         "columns": [{k: v for k, v in vars(e).items() if k not in ("_state", "state_group")} for e in events],
         "current": current_state(room_id),
-        "graph": (leaves(room_id), gaps(room_id), verdicts(room_id)),
+        "graph": (extremities(room_id), gaps(room_id), verdicts(room_id)),
         "seen": {user: [entry.event_id for entry in timeline_of(user, room_id)] for user in USERS[:3]},
         "flags": Room.objects.filter(pk=room_id).values_list(
             "creator", "create_event_id", "current_state_unresolved", "visibility_unresolved"
@@ -147,11 +147,11 @@ def wrong_room_flags(room_id):
     Room.objects.filter(pk=room_id).update(creator="@x:y", create_event_id="$x", current_state_unresolved=True)
 
 
-def lost_leaf(room_id):
+def lost_extremity(room_id):
     ForwardExtremity.objects.filter(room_id=room_id).order_by("pk")[0].delete()
 
 
-def extra_leaf(room_id):
+def extra_extremity(room_id):
     ForwardExtremity.objects.create(room_id=room_id, event_id=of_room(room_id)[0].event_id)
 
 
@@ -183,7 +183,7 @@ DAMAGE = {
         wrong_below, unresolved_flag, wrong_current_state, wrong_membership, missing_current_state, extra_current_state,
         wrong_redacted_by, lost_redacted_by, wrong_columns, lost_edge, extra_edge, lost_auth, wrong_auth, wrong_room_flags,
     ],
-    "extremities": [lost_leaf, extra_leaf, extra_gap],
+    "extremities": [lost_extremity, extra_extremity, extra_gap],
     "visibility": [wrong_range, missing_ranges, extra_range, wrong_visibility_flag],
 }  # fmt: skip
 CASES = [pytest.param(subject, damage, id=damage.__name__) for subject, all_ in DAMAGE.items() for damage in all_]
@@ -210,7 +210,7 @@ def test_damage_is_found_and_mended(subject, damage):
 def test_only_what_was_asked_for_is_mended():
     made = generated(3)
     persist_all(made.events, 100)
-    for damage in (wrong_delta, lost_leaf, missing_ranges):
+    for damage in (wrong_delta, lost_extremity, missing_ranges):
         damage(made.room_id)
     for number, subject in enumerate(SUBJECTS):
         assert [found for found in SUBJECTS if check_room(made.room_id).of(found)] == [*SUBJECTS[number:]]

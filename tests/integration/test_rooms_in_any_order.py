@@ -15,15 +15,15 @@ from events.models import Event, Room
 from events.persist.room_cache import clear_caches
 from events.room.state_assignment import RoomStates
 from events.visibility.ranges import in_order
-from events.visibility.rebuild import ranges_anew, rebuild_visibility
+from events.visibility.rebuild import rebuild_visibility, recomputed_ranges
 from state.rules.room_versions import room_version
 from tests.integration.test_extremities import iter_growing, with_its_state
 from tests.integration.test_live_ranges import as_they_came, overlaps
 from tests.integration.test_visible_sql import STRANGER, compare
-from tests.properties.test_room_graph import slow_leaves
+from tests.properties.test_room_graph import slow_extremities
 from tests.support.effort import examples
 from tests.support.generated_rooms import USERS, forked_rooms
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, replayed_state
+from tests.support.persisted_rooms import current_state, extremities, incoming, persist, replayed_state
 from tests.support.ranges import stored_ranges
 from tests.support.room_results import room_history
 
@@ -70,15 +70,15 @@ class Arriving:
         return with_its_state(self.made, event, before)
 
 
-def assert_leaves(made):
+def assert_extremities(made):
     events = [event for event in as_they_came(made) if event.event_id not in outliers(made)]
-    assert set(leaves(made.room_id)) == slow_leaves(events)
+    assert set(extremities(made.room_id)) == slow_extremities(events)
 
 
-def assert_no_leaf_is_lost(made):
+def assert_no_extremity_is_lost(made):
     """While events are missing: one whose state was given takes no leaf away through events that lead to another state."""
     events = [event for event in as_they_came(made) if event.event_id not in outliers(made)]
-    assert set(leaves(made.room_id)) >= slow_leaves(events)
+    assert set(extremities(made.room_id)) >= slow_extremities(events)
 
 
 def outliers(made):
@@ -86,7 +86,7 @@ def outliers(made):
 
 
 def assert_all_ways_tell_the_same(made):
-    stored, anew = stored_ranges(made.room_id), ranges_anew(made.room_id)
+    stored, anew = stored_ranges(made.room_id), recomputed_ranges(made.room_id)
     assert list(overlaps(stored)) == []
     assert stored == anew  # with very many leaves they may be laid out otherwise, and tell the same
     report = check_room(made.room_id)
@@ -105,7 +105,7 @@ def assert_an_import_is_the_same(made, *, is_told):
     """
     events = list(as_they_came(made))
     places, result = [event.stream_ordering for event in events], room_history(events)
-    assert sorted(result.forward_extremities) == leaves(made.room_id)
+    assert sorted(result.forward_extremities) == extremities(made.room_id)
     assert {(kind, key): event_id for kind, key, event_id, _ in result.current_state} == current_state(made.room_id)
     if is_told:
         return
@@ -113,7 +113,7 @@ def assert_an_import_is_the_same(made, *, is_told):
         row.__class__(row.user_id, row.kind, places[row.first], None if row.last is None else places[row.last])
         for row in result.visibility
     )
-    assert wanted == ranges_anew(made.room_id)
+    assert wanted == recomputed_ranges(made.room_id)
 
 
 @QUICK
@@ -143,10 +143,10 @@ def test_rooms_with_gaps_told_states_and_backfill(data, made):
                 assert persist(room.live(event)).refused == []
             else:
                 continue
-            assert_no_leaf_is_lost(made)
+            assert_no_extremity_is_lost(made)
             assert current_state(made.room_id) == replayed_state(made.room_id)
             assert_all_ways_tell_the_same(made)
-        assert_leaves(made)
+        assert_extremities(made)
         assert_the_rule(made)
         assert not outliers(made) and not Event.objects.filter(room_id=made.room_id, state_unresolved=True).exists()
         assert_an_import_is_the_same(made, is_told=room.has_told)
@@ -170,10 +170,10 @@ def test_rooms_of_old_events_that_live_ones_go_on_with(data, made):
             count = data.draw(st.integers(1, 4))
             batch, order = order[:count], order[count:]
             assert persist([incoming(event, backfilled=True) for event in batch]).refused == []
-            assert_leaves(made)
+            assert_extremities(made)
         for event in events[old:]:
             assert persist(room.live(event)).refused == []
-            assert_leaves(made)
+            assert_extremities(made)
             if not Room.objects.get(room_id=made.room_id).visibility_unresolved:
                 assert_all_ways_tell_the_same(made)
         assert_the_rule(made)

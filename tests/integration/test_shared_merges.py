@@ -29,12 +29,12 @@ def test_events_above_one_merge_share_its_state_whatever_batch_they_come_in():
     assert StateGroup.objects.count() == len(room_history(made.events).groups)
 
 
-@pytest.mark.parametrize("leaves", [3, 60])  # the current state is followed on the way, or worked out at the end
-def test_forward_extremities_are_resolved_once_and_not_again_by_the_next_batch(leaves, monkeypatch):
+@pytest.mark.parametrize("extremities", [3, 60])  # the current state is followed on the way, or worked out at the end
+def test_forward_extremities_are_resolved_once_and_not_again_by_the_next_batch(extremities, monkeypatch):
     made = MadeRoom(ruled=True)
     made.state("m.room.power_levels", "", {"users": {ALICE: 100}})
     base = made.events[-1]
-    forks = [made.state("m.room.test", f"{number}", {"n": number}, prev=[base]) for number in range(leaves + 3)]
+    forks = [made.state("m.room.test", f"{number}", {"n": number}, prev=[base]) for number in range(extremities + 3)]
     persist_all(made.events[:-3], 100)
     resolved, real = [], state_assignment.resolve
 
@@ -44,9 +44,11 @@ def test_forward_extremities_are_resolved_once_and_not_again_by_the_next_batch(l
 
     monkeypatch.setattr(state_assignment, "resolve", resolve)
     for number in range(3):
-        persist_all([forks[leaves + number]])
+        persist_all([forks[extremities + number]])
         assert current_state(made.room_id) == replayed_state(made.room_id)
-    assert resolved == [leaves + 1, leaves + 2, leaves + 3], "never those that the batch before has resolved"
+    assert resolved == [extremities + 1, extremities + 2, extremities + 3], (
+        "never those that the batch before has resolved"
+    )
     expected = {**state_at(base.event_id).after, **{("m.room.test", e.state_key): e.event_id for e in forks}}
     assert current_state(made.room_id) == expected
     if len(forks) <= 20:  # an event names no more

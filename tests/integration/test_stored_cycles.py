@@ -7,7 +7,7 @@ from events.integrity.repair import check_room, resync_room
 from events.models import Event
 from events.sending.send import LocalRoom
 from tests.support.made_rooms import ALICE, public_room
-from tests.support.persisted_rooms import incoming, leaves, persist, persist_all
+from tests.support.persisted_rooms import extremities, incoming, persist, persist_all
 
 pytestmark = pytest.mark.django_db
 
@@ -44,7 +44,7 @@ def reasons(outcome):
 
 def assert_it_goes_on(made):
     room_id = made.room_id
-    assert leaves(room_id)
+    assert extremities(room_id)
     report = check_room(room_id)
     assert report.clean, report.differences
     LocalRoom(room_id).send(ALICE, "m.room.message", {"body": "x", "msgtype": "m.text"})
@@ -57,7 +57,7 @@ def test_prev_events_that_lead_back_over_what_is_stored(version):
     first, second = chosen(made, A, [B, base.event_id]), chosen(made, B, [A])
     assert persist(told(made, first, base)).refused == []
     assert reasons(persist(told(made, second, base))) == [Reason.CYCLE]
-    assert leaves(made.room_id) == [A]
+    assert extremities(made.room_id) == [A]
     assert_it_goes_on(made)
 
 

@@ -14,7 +14,7 @@ from events.sending.send import NewEvent, RoomSetup, create_room
 from events.sync import rooms as sync_rooms
 from events.sync.answers import RoomsSince
 from events.sync.rooms import initial_sync
-from events.sync.windows import looked_at
+from events.sync.windows import examined_events
 from events.tokens.sync_token import SyncToken
 from events.visibility.access import forget_room
 from streams.core.tokens import VectorToken
@@ -89,7 +89,7 @@ def test_first_answer_ends_at_its_token(room):
 def test_first_answer_at_an_old_token_reads_below_all_that_came_since(room):
     said = talk(room, 3)
     now = here()
-    talk(room, looked_at(3) + 5)
+    talk(room, examined_events(3) + 5)
     answer = only(first(BOB, now, events=3).rooms)
     assert (ids(answer.timeline), answer.limited) == (said, True)
 
@@ -283,7 +283,7 @@ def test_a_token_ahead_of_us_is_taken_back(room):
 def test_many_hidden_events_end_the_search_and_limit_the_answer(room):
     token = here()
     talk(room, 2, BOB)
-    talk(room, looked_at(5))
+    talk(room, examined_events(5))
     IgnoredUser.objects.create(user_id=BOB, ignored_user_id=ANN)
     answer = only(since(BOB, token, limit=5).joined)
     assert (answer.timeline, answer.limited, answer.prev_batch) == ((), True, f"s{here().base}")

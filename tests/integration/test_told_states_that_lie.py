@@ -10,7 +10,7 @@ from events.visibility.rebuild import rebuild_visibility
 from tests.integration.test_extremities import with_its_state
 from tests.integration.test_room_check import generated, states_of
 from tests.support.made_rooms import ALICE, EVE, public_room
-from tests.support.persisted_rooms import current_state, incoming, leaves, persist, persist_all
+from tests.support.persisted_rooms import current_state, extremities, incoming, persist, persist_all
 from tests.support.ranges import assert_all_ways_agree
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -65,7 +65,7 @@ def test_beside_a_leaf_that_it_names(room, lacking):
     state = {key: entry for key, entry in room.old.items() if key != LEVELS} if lacking else room.old
     evil = room.by_eve([room.last, "$unknown:e.test"])
     assert persist(room.told(evil, state)).refused == []
-    assert leaves(room.made.room_id) == [evil.event_id]
+    assert extremities(room.made.room_id) == [evil.event_id]
     room.assert_it_stays()
 
 
@@ -169,9 +169,9 @@ def test_a_state_that_is_right_covers_the_leaf_as_soon_as_that_shows(room):
     under = room.by_eve([room.last])
     top = room.by_eve([under])
     assert persist(room.told(top, room.made.state_after(room.last.event_id))).refused == []
-    assert leaves(room.made.room_id) == sorted([room.last.event_id, top.event_id])
+    assert extremities(room.made.room_id) == sorted([room.last.event_id, top.event_id])
     assert persist([incoming(under, backfilled=True)]).refused == []
-    assert leaves(room.made.room_id) == [top.event_id]
+    assert extremities(room.made.room_id) == [top.event_id]
     room.assert_it_stays()
 
 

@@ -9,7 +9,7 @@ from events.persist.batch import with_state
 from events.reading.timeline import state_at
 from events.reading.user_timeline import timeline_of
 from tests.oracle.answers import TheirStates, parsed
-from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
+from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist, replayed_state, verdicts
 from tests.support.room_data import oracle, stored_events
 
 pytestmark = pytest.mark.django_db
@@ -57,7 +57,7 @@ def test_filled_room_is_the_real_servers(room_id):
     negative = Event.objects.filter(stream_ordering__lt=0).values_list("event_id", flat=True)
     assert set(negative) == {event["event_id"] for event in stored if event["stream_ordering"] < 0}
     answer = oracle(ROOM, "extremities")
-    assert (leaves(room_id), gaps(room_id)) == (sorted(answer["forward"]), sorted(answer["backward"]))
+    assert (extremities(room_id), gaps(room_id)) == (sorted(answer["forward"]), sorted(answer["backward"]))
     wanted = {(kind, key): event_id for kind, key, event_id in oracle(ROOM, "current_state")["state"]}
     assert current_state(room_id) == replayed_state(room_id) == wanted
     states = TheirStates(ROOM)

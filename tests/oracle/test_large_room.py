@@ -7,7 +7,7 @@ from state.models import StateGroupDelta
 from state.store import full_states
 from tests.oracle.answers import TheirStates
 from tests.oracle.test_live_path import arriving
-from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state, verdicts
+from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist, replayed_state, verdicts
 from tests.support.room_data import oracle, stored_events
 from tests.support.stored_rooms import groups_of_events
 
@@ -27,7 +27,7 @@ def test_large_room_is_the_real_servers():
     room_id = events[0].room_id
     assert_verdicts(room_id)
     answer = oracle(ROOM, "extremities")
-    assert (leaves(room_id), gaps(room_id)) == (sorted(answer["forward"]), sorted(answer["backward"]))
+    assert (extremities(room_id), gaps(room_id)) == (sorted(answer["forward"]), sorted(answer["backward"]))
     wanted = {(kind, key): event_id for kind, key, event_id in oracle(ROOM, "current_state")["state"]}
     assert current_state(room_id) == replayed_state(room_id) == wanted
     assert_states()

@@ -6,7 +6,15 @@ from events.models import Event
 from events.reading.timeline import state_at
 from events.room.graph import causal_order
 from tests.oracle.answers import TheirStates, parsed
-from tests.support.persisted_rooms import current_state, gaps, leaves, persist_all, ranges, replayed_state, verdicts
+from tests.support.persisted_rooms import (
+    current_state,
+    extremities,
+    gaps,
+    persist_all,
+    ranges,
+    replayed_state,
+    verdicts,
+)
 from tests.support.room_data import ROOM_NAMES, oracle, stored_events
 from tests.support.room_results import room_history
 
@@ -39,7 +47,7 @@ def test_room_is_the_real_servers(room, batch):
         theirs = {e["event_id"]: (e["rejected_reason"] is not None, e["soft_failed"]) for e in stored_events(room)}
         assert verdicts(room_id) == theirs
     answer = oracle(room, "extremities")
-    assert (leaves(room_id), gaps(room_id)) == (sorted(answer["forward"]), sorted(answer["backward"]))
+    assert (extremities(room_id), gaps(room_id)) == (sorted(answer["forward"]), sorted(answer["backward"]))
     wanted = {(kind, key): event_id for kind, key, event_id in oracle(room, "current_state")["state"]}
     assert current_state(room_id) == replayed_state(room_id) == wanted
     states = TheirStates(room)

@@ -41,7 +41,7 @@ class PurgePlan:
     gaps: frozenset[str]
     new_gaps: frozenset[str]
     min_depth: int
-    leaves: frozenset[str]
+    extremities: frozenset[str]
     groups_looked_at: frozenset[int]
     groups_deleted: frozenset[int]
     groups_made_full: frozenset[int]
@@ -50,7 +50,7 @@ class PurgePlan:
 def purge_plan(
     events: Sequence[PurgedEvent],
     cut: int,
-    leaves: Iterable[str],
+    extremities: Iterable[str],
     built_on: Mapping[int, int],
     *,
     delete_local: bool,
@@ -61,8 +61,8 @@ def purge_plan(
     carried out.
     """
     by_id = {event.event_id: event for event in events}
-    leaves = frozenset(leaves)
-    if max((by_id[leaf].depth for leaf in leaves if leaf in by_id), default=cut) < cut:
+    extremities = frozenset(extremities)
+    if max((by_id[extremity].depth for extremity in extremities if extremity in by_id), default=cut) < cut:
         return None
     purged = {
         event.event_id: event
@@ -81,7 +81,7 @@ def purge_plan(
         gaps=gaps,
         new_gaps=new_gaps,
         min_depth=min_depth,
-        leaves=leaves - frozenset(purged),
+        extremities=extremities - frozenset(purged),
         groups_looked_at=looked_at,
         groups_deleted=groups_deleted,
         groups_made_full=frozenset(

@@ -32,7 +32,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.django_db(transaction=True)
 LOCAL = "local[2]"
 KINDS = [
-    damage.wrong_delta, damage.missing_group, damage.extra_range, damage.lost_leaf, damage.missing_current_state,
+    damage.wrong_delta, damage.missing_group, damage.extra_range, damage.lost_extremity, damage.missing_current_state,
     damage.lost_edge, damage.wrong_columns, damage.lost_redacted_by, damage.wrong_room_flags,
 ]  # fmt: skip
 
@@ -83,7 +83,7 @@ def test_planted_corruption_is_found_and_mended_on_spark_as_in_process(spark, ow
 def test_named_rooms_on_spark_and_one_that_is_unknown(spark, own_writer):
     rooms = [made_room(number) for number in range(3)]
     for room_id in rooms:
-        plant(damage.lost_leaf, room_id)
+        plant(damage.lost_extremity, room_id)
     found, status = resync("extremities", *rooms[:2], "!no:x", "--master", LOCAL)
     assert (status, found["rooms"], found["unknown"]) == (2, 2, ["!no:x"])
     assert [check_room(room_id).clean for room_id in rooms] == [True, True, False]
@@ -91,7 +91,7 @@ def test_named_rooms_on_spark_and_one_that_is_unknown(spark, own_writer):
 
 def test_only_what_was_asked_for_is_mended_on_spark(spark, own_writer):
     room_id = made_room(0)
-    for kind in (damage.wrong_delta, damage.lost_leaf):
+    for kind in (damage.wrong_delta, damage.lost_extremity):
         plant(kind, room_id)
     assert resync("extremities", room_id, "--master", LOCAL)[1] == 0
     assert {subject for subject, _ in check_room(room_id).totals} == {"state"}
@@ -100,7 +100,7 @@ def test_only_what_was_asked_for_is_mended_on_spark(spark, own_writer):
 def test_cancelled_job_ends_between_two_answers_and_keeps_what_was_mended(spark, own_writer, monkeypatch):
     rooms = [made_room(number) for number in range(4)]
     for room_id in rooms:
-        plant(damage.lost_leaf, room_id)
+        plant(damage.lost_extremity, room_id)
     monkeypatch.setattr(many_rooms, "_ROOMS_PER_TASK", 1)
     monkeypatch.setattr("pipeline.jobs.run._LOOK_SECONDS", 0.0)
     monkeypatch.setattr(many_rooms, "announce_repaired", lambda using: Job.objects.update(cancel_asked_by="ann"))
@@ -184,7 +184,7 @@ def test_spark_is_taken_for_many_events_and_done_without_where_there_is_no_java(
     monkeypatch.setattr(many_rooms, "site_session", no_java)
     assert resync("rooms", "--all")[1] == 0 and asked == []
     monkeypatch.setattr(many_rooms, "EVENTS_IN_PROCESS", 10)
-    plant(damage.lost_leaf, rooms[0])
+    plant(damage.lost_extremity, rooms[0])
     said = io.StringIO()
     found = run_job("resync", {"what": "rooms"}, stream=said)
     assert asked == [None] and "There is no Java. Going on in this process." in said.getvalue()
@@ -223,7 +223,7 @@ def rooms_worked_at(monkeypatch):
 def test_a_run_that_is_killed_goes_on_with_the_rooms_that_are_left(own_writer, run_script, monkeypatch, at_once):
     rooms = [made_room(number) for number in range(5)]
     for room_id in rooms:
-        plant(damage.lost_leaf, room_id)
+        plant(damage.lost_extremity, room_id)
     done = run_script(DIES, rooms[3], str(at_once))
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert [check_room(room_id).clean for room_id in rooms] == [True] * 3 + [False] * 2
@@ -330,7 +330,7 @@ def check(*arguments):
 def test_all_rooms_are_checked_on_spark_and_nothing_is_changed(spark, own_writer):
     rooms = [made_room(number) for number in range(3)]
     assert check("--all", "--master", LOCAL) == (["3 rooms, 159 events: 0 rooms differ, in 0 places"], 0)
-    plant(damage.lost_leaf, rooms[1])
+    plant(damage.lost_extremity, rooms[1])
     lines, status = check("--all", "--master", LOCAL)
     assert status == 1 and lines[0] == f"{rooms[1]}: 53 events, 1 differences"
     assert lines[-1] == "3 rooms, 159 events: 1 rooms differ, in 1 places"

@@ -78,7 +78,7 @@ def one(connection, query):
 def test_a_resync_whose_worker_is_killed_mends_every_room():
     rooms = [made_room(number) for number in range(3)]
     for room_id in rooms:
-        plant(damage.lost_leaf, room_id)
+        plant(damage.lost_extremity, room_id)
     with workers_are_killed("SELECT FROM events_room WHERE room_id = %s FOR UPDATE", rooms[0]) as killed:
         found = run_job("resync", {"what": "rooms", "master": LOCAL}, stream=io.StringIO())
     assert killed and not any(worker.pid in killed for worker in workers())

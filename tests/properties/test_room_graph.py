@@ -41,7 +41,7 @@ def counting(nodes):
     return [node for node in accepted if not node.backfilled] or accepted
 
 
-def slow_leaves(nodes):
+def slow_extremities(nodes):
     """By definition: events that count and that no event which counts reaches through events that do not."""
     by_id = {node.event_id: node for node in nodes if not node.outlier}
     counts = {node.event_id for node in counting(nodes)}
@@ -57,22 +57,24 @@ def slow_leaves(nodes):
 
 @given(rooms())
 def test_leaves_equal_the_definition(nodes):
-    leaves = ForwardExtremities()
+    extremities = ForwardExtremities()
     for node in nodes:
         if not node.outlier:
-            leaves.add(node)
-    assert set(leaves.current) == slow_leaves(nodes)
+            extremities.add(node)
+    assert set(extremities.current) == slow_extremities(nodes)
 
 
 @given(rooms())
 def test_leaves_of_events_that_are_all_at_hand_are_the_same(nodes):
     by_id = {node.event_id: node for node in nodes if not node.outlier}
     live = any(is_accepted(node) and not node.backfilled for node in nodes)
-    leaves = ForwardExtremities(find=lambda ids: [by_id[event_id] for event_id in ids if event_id in by_id], live=live)
+    extremities = ForwardExtremities(
+        find=lambda ids: [by_id[event_id] for event_id in ids if event_id in by_id], live=live
+    )
     for node in nodes:
         if not (node.outlier or (live and node.backfilled)):
-            leaves.add(node)
-    assert set(leaves.current) == slow_leaves(nodes)
+            extremities.add(node)
+    assert set(extremities.current) == slow_extremities(nodes)
 
 
 @given(rooms())

@@ -29,7 +29,7 @@ from tests.oracle.answers import parsed
 from tests.support.emptying import empty_tables
 from tests.support.foreign_groups import store_as
 from tests.support.made_rooms import BOB, MadeRoom
-from tests.support.persisted_rooms import current_state, gaps, incoming, leaves, persist, replayed_state
+from tests.support.persisted_rooms import current_state, extremities, gaps, incoming, persist, replayed_state
 from tests.support.ranges import stored_ranges
 from tests.support.stored_rooms import store_room
 from tests.support.waiting import wait_until
@@ -65,7 +65,7 @@ def _whole_room() -> Work:
 
 def _resync() -> Work:
     room_id = store_room(parsed("v11_redactions")).room_id
-    for kind in (damage.wrong_range, damage.lost_leaf, damage.missing_current_state, damage.lost_edge):
+    for kind in (damage.wrong_range, damage.lost_extremity, damage.missing_current_state, damage.lost_edge):
         kind(room_id)
     clear_caches()
     return room_id, "resync", {"what": "rooms"}
@@ -147,7 +147,7 @@ def of_room(room_id: str) -> dict[str, Any]:
         events = cursor.fetchall()
         found = {
             "events": events, "states": states([row[0] for row in events]), "ranges": stored_ranges(room_id),
-            "current": current_state(room_id), "leaves": leaves(room_id), "gaps": gaps(room_id),
+            "current": current_state(room_id), "leaves": extremities(room_id), "gaps": gaps(room_id),
             "tables": tables_that_name(room_id),
         }  # fmt: skip
         for table, columns in (

@@ -35,7 +35,7 @@ def persist_all(events: Iterable[ParsedEvent], batch: int = 1) -> list[PersistOu
     return [persist([incoming(e) for e in events[n : n + batch]]) for n in range(0, len(events), batch)]
 
 
-def leaves(room_id: str) -> list[str]:
+def extremities(room_id: str) -> list[str]:
     """The forward extremities, sorted."""
     return sorted(ForwardExtremity.objects.filter(room_id=room_id).values_list("event_id", flat=True))
 

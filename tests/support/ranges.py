@@ -7,8 +7,8 @@ from django.db import connection
 from events.integrity.repair import check_room
 from events.models import EventVisibility
 from events.visibility.ranges import VisibilityRow, in_order
-from events.visibility.rebuild import ranges_anew
-from events.visibility.recompute import tell_the_same
+from events.visibility.rebuild import recomputed_ranges
+from events.visibility.recompute import show_the_same
 from tests.support.persisted_rooms import current_state, replayed_state
 
 __all__ = ["accepted_places", "assert_all_ways_agree", "stored_ranges"]
@@ -37,4 +37,4 @@ def assert_all_ways_agree(room_id: str) -> None:
     report = check_room(room_id)
     assert report.clean, report.differences
     assert current_state(room_id) == replayed_state(room_id)
-    assert tell_the_same(stored_ranges(room_id), ranges_anew(room_id), accepted_places(room_id))
+    assert show_the_same(stored_ranges(room_id), recomputed_ranges(room_id), accepted_places(room_id))

@@ -85,7 +85,7 @@ def purge(case: dict[str, Any]) -> dict[str, Any]:
         "deleted": sorted(plan.deleted),
         "became_outlier": sorted(plan.become_outliers),
         "backward_extremities": sorted(plan.gaps),
-        "forward_extremities": sorted(plan.leaves),
+        "forward_extremities": sorted(plan.extremities),
         "min_depth": plan.min_depth,
         "state_groups_looked_at": sorted(plan.groups_looked_at),
         "state_groups_deleted": sorted(plan.groups_deleted),

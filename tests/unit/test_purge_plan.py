@@ -23,8 +23,10 @@ def plan_of(case):
         for event in case["events"]
     ]
     built_on = {int(group): base for group, base in case["state_group_delta_of"].items()}
-    leaves = case["forward_extremities_before"]
-    return purge_plan(events, case["before_topological"], leaves, built_on, delete_local=case["delete_local_events"])
+    extremities = case["forward_extremities_before"]
+    return purge_plan(
+        events, case["before_topological"], extremities, built_on, delete_local=case["delete_local_events"]
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
@@ -37,7 +39,7 @@ def test_vector(case):
     assert sorted(plan.deleted) == sorted(expect["deleted"])
     assert sorted(plan.become_outliers) == sorted(expect["became_outlier"])
     assert sorted(plan.gaps) == sorted(gaps)
-    assert sorted(plan.leaves) == sorted(expect["forward_extremities"])
+    assert sorted(plan.extremities) == sorted(expect["forward_extremities"])
     assert plan.min_depth == expect["min_depth"]
     assert sorted(plan.groups_looked_at) == sorted(expect["state_groups_looked_at"])
     assert sorted(plan.groups_deleted) == sorted(expect["state_groups_deleted"])
@@ -60,7 +62,7 @@ def test_depth_equal_to_the_cut_stays():
 def test_nothing_below_the_cut_changes_nothing():
     plan = purge_plan(line(5), 1, ["$e5"], {2: 1}, delete_local=False)
     assert not any((plan.deleted, plan.become_outliers, plan.gaps, plan.groups_deleted, plan.groups_made_full))
-    assert plan.leaves == {"$e5"}
+    assert plan.extremities == {"$e5"}
 
 
 def test_room_that_would_lose_all_leaves_is_refused():

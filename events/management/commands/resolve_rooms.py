@@ -55,7 +55,7 @@ class Command(SiteCommand):
             raise CommandError(f"{strange[0]!r} is no room ID.", returncode=2)
         try:
             rooms = list(asked) or _unresolved_rooms(using)
-            left = sum(self._tell(room_id, using, as_json=options["json"]) for room_id in rooms)
+            left = sum(self._report(room_id, using, as_json=options["json"]) for room_id in rooms)
         except UnknownRoom as error:
             raise CommandError(str(error), returncode=2) from error
         except (DatabaseError, driver.DatabaseError) as error:
@@ -71,7 +71,7 @@ class Command(SiteCommand):
                 returncode=1,
             )
 
-    def _tell(self, room_id: str, using: str, *, as_json: bool) -> int:
+    def _report(self, room_id: str, using: str, *, as_json: bool) -> int:
         process.use_instance("resolve_rooms-{n}")
         resolved = resolve_room(room_id, using)
         left = Event.objects.using(using).filter(room_id=room_id, state_unresolved=True).count()

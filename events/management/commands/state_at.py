@@ -46,11 +46,11 @@ class Command(SiteCommand):
             if options["json"]:
                 self.stdout.write(orjson.dumps({"event_id": event_id, **_answer(found, states)}).decode())
             else:
-                self._tell(event_id, found)
+                self._report(event_id, found)
         if failed:
             sys.exit(1)
 
-    def _tell(self, event_id: str, found: StateAt | Exception) -> None:
+    def _report(self, event_id: str, found: StateAt | Exception) -> None:
         if not isinstance(found, StateAt) or found.after is None:
             what = (
                 "an outlier, which has no state" if isinstance(found, StateAt) else _answer(found, _States())["error"]

@@ -149,7 +149,7 @@ def announcing_rows(part: Part) -> Iterator[Line | BrokenLine]:
     """Yields the rows of those row groups that have, or may have, rows without a room version."""
     with _opened(part.path) as source:
         for group in _groups(part):
-            if not _all_versions_told(source.metadata.row_group(group)):
+            if not _has_all_versions(source.metadata.row_group(group)):
                 yield from source.rows_or_why(group, 0)
 
 
@@ -157,7 +157,7 @@ def _groups(part: Part) -> range:
     return range(part.start, part.start if part.end is None else part.end)
 
 
-def _all_versions_told(group: pq.RowGroupMetaData) -> bool:
+def _has_all_versions(group: pq.RowGroupMetaData) -> bool:
     columns = (group.column(n) for n in range(group.num_columns))
     found = [column.statistics for column in columns if column.path_in_schema == "room_version"]
     return bool(found and found[0] is not None and found[0].has_null_count and found[0].null_count == 0)

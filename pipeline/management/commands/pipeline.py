@@ -58,12 +58,12 @@ class Command(SiteCommand):
             signal.signal(number, lambda received, _: told.append(received))
         live = LiveOptions(options["master"] or "", names, options["until_idle"])
         try:
-            reached = run(live, lambda: bool(told), self._say_ready)
+            reached = run(live, lambda: bool(told), self._announce_ready)
         except UnusableArguments as error:
             raise CommandError(str(error), returncode=2) from error
         except PipelineError as error:
             raise CommandError(str(error), returncode=1) from error
         self.stdout.write(json.dumps({"positions": reached}))
 
-    def _say_ready(self) -> None:
+    def _announce_ready(self) -> None:
         self.announce_ready("ready pipeline")

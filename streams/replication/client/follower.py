@@ -270,11 +270,11 @@ class Follower:
         if isinstance(event, MissingRange):
             await self._fill(event)
         elif isinstance(event, Reset):
-            await self._begin_anew(event)
+            await self._restart_stream(event)
         else:
             self._note(event)
 
-    async def _begin_anew(self, event: Reset) -> None:
+    async def _restart_stream(self, event: Reset) -> None:
         """Handles a stream that started again: delivers what is left of its former generation, then fetches the new one."""
         upto = event.token if self._catch_up.covers(event.stream) else 0
         # Say the stream started again, and its writer is at 8 now. The cursors took 8 as soon as the command came, but facts

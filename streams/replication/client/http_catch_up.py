@@ -225,7 +225,7 @@ class HttpCatchUp:
                 continue
             if status == 200:
                 return body
-            trouble = f"{server} answers {status}: {_told(body)}"
+            trouble = f"{server} answers {status}: {_error_text(body)}"
             if status not in _MAY_PASS:
                 raise _refusal(asked, status, trouble)
         raise CatchUpError(f"{asked} cannot be fetched yet: {trouble}.")
@@ -261,7 +261,7 @@ def _refusal(asked: _Asked, status: int, trouble: str) -> Exception:
     return GapError(f"{asked} were missed, and cannot be had: {trouble}.{remedy}")
 
 
-def _told(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     """Returns the message in the body of an error, made printable and cut to 300 characters."""
     text = body[:2000].decode("utf-8", "replace")
     with suppress(msgspec.MsgspecError, KeyError, TypeError):  # not every server answers with JSON

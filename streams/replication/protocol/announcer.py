@@ -171,7 +171,7 @@ class Announcer:
         """Goes to the snapshot without any steps; for a server without clients."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
-            self._begin_anew(state, stored)
+            self._reset_if_restarted(state, stored)
             state.to_reset = set()
             state.linear = state.said_linear = max(state.linear, linear_position(stored.values(), state.linear))
             for writer, target in self._with_pacers(state, stored).items():
@@ -194,7 +194,7 @@ class Announcer:
         self, name: str, state: _StreamState, stored: Mapping[str, StoredWithGeneration], now: float
     ) -> Iterator[Step]:
         state.wants_round_at = math.inf
-        self._begin_anew(state, stored)
+        self._reset_if_restarted(state, stored)
         # Not state.linear: the last round may have failed. Say its snapshot had a new writer B and linear position 10, and
         # B wrote 9. B was not announced. Announced now at 10, its fact 9 would be skipped; said_linear, 7, is below it.
         before = state.said_linear
@@ -234,7 +234,7 @@ class Announcer:
         return {announced: _CombinedWriters(linear_position(stored.values(), state.linear), _generation(stored))}
 
     @staticmethod
-    def _begin_anew(state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> None:
+    def _reset_if_restarted(state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> None:
         """Resets all writers to 0 if the stream, in memory, has a new generation."""
         if (generation := _generation(stored)) > state.generation:
             state.generation, state.linear, state.said_linear = generation, 0, 0

@@ -40,7 +40,7 @@ class ClientState:
         self._worker_id = worker_id
         self._instance = instance
         self._now_ms = now_ms
-        self._say: Callable[[Command], None] = _nobody
+        self._say: Callable[[Command], None] = _drop
         self._syncs: dict[tuple[str, str | None], int] = {}
         self._acknowledged: int | None = None
         self._seen: BoundedDict[tuple[str, str, str], int] = BoundedDict(MOST_ADDRESSES)
@@ -50,7 +50,7 @@ class ClientState:
 
     def attach(self, say: Callable[[Command], None] | None) -> None:
         """Sets the function that sends a command. Null: commands are dropped until the next connection."""
-        self._say = say or _nobody
+        self._say = say or _drop
 
     def greeting(self) -> list[Command]:
         """Returns the commands for a new connection: a USER_SYNC for each syncing user, and the last acknowledgement."""
@@ -109,7 +109,7 @@ class ClientState:
         self._say(_checked(RemoteServerUp(server_name)))
 
 
-def _nobody(command: Command) -> None:
+def _drop(command: Command) -> None:
     """Drops the command: there is no connection."""
 
 

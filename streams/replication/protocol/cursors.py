@@ -129,7 +129,7 @@ class _StreamCursors:
     is_held: bool = False
     """The linear position must not advance: the next command may name one more writer."""
 
-    def start_anew(self, instance: str, token: int) -> None:
+    def reset_writer(self, instance: str, token: int) -> None:
         """Puts the writer at ``token``, even below its cursor, and computes the linear position again."""
         self.cursors[instance] = token
         self.linear = min(self.cursors.values())
@@ -211,7 +211,7 @@ class Cursors:
 
     def rewind(self, stream: str, instance: str) -> None:
         """Puts the writer at 0. The stream started again, and the caller is about to fetch its facts since then."""
-        self._streams[stream].start_anew(instance, 0)
+        self._streams[stream].reset_writer(instance, 0)
 
     # --- commands of the server -----------------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Cursors:
         elif command.instance in state.positioned:  # a run names each writer once, so this is a later POSITION
             state.run_start, state.is_new = None, False
         if state.is_new and state.run_start is not None:
-            state.start_anew(command.instance, command.new)
+            state.reset_writer(command.instance, command.new)
 
     def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
         """Handles a POSITION below the writer's cursor: the stream started again, or the command is stale.
@@ -290,7 +290,7 @@ class Cursors:
                 # may lie below that position. With the higher cursor they would be ignored as stale.
                 state.cursors[command.instance] = command.new
             return self._ignore(Ignored.STALE)
-        state.start_anew(command.instance, command.new)
+        state.reset_writer(command.instance, command.new)
         if in_run:
             state.run_start = 0  # the stream started again, so the run's further new writers have facts from 0 on
         return Reset(command.stream, command.instance, command.new)

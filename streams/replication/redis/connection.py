@@ -33,11 +33,11 @@ class RedisConnection:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    async def say(self, *words: str | bytes) -> None:
+    async def send(self, *words: str | bytes) -> None:
         """Sends one command. The caller has to read its answer."""
-        await self.say_all([words])
+        await self.send_all([words])
 
-    async def say_all(self, commands: Iterable[tuple[str | bytes, ...]]) -> None:
+    async def send_all(self, commands: Iterable[tuple[str | bytes, ...]]) -> None:
         """Sends commands in one write, and waits until the transport takes them."""
         try:
             packed = self._connection.pack_commands(commands)
@@ -45,7 +45,7 @@ class RedisConnection:
         except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
             raise ConnectionError(f"the connection to Redis is lost: {error}") from error
 
-    async def hear(self, timeout_seconds: float = math.inf) -> Any:
+    async def receive(self, timeout_seconds: float = math.inf) -> Any:
         """Returns the next answer or message. Raises ``ConnectionError`` if none came in time."""
         try:
             answer = await self._connection.read_response(disable_decoding=True, timeout=timeout_seconds)
@@ -59,8 +59,8 @@ class RedisConnection:
 
     async def ask(self, *words: str | bytes) -> Any:
         """Sends a command, and returns its answer."""
-        await self.say(*words)
-        return await self.hear(CONNECT_TIMEOUT_SECONDS)
+        await self.send(*words)
+        return await self.receive(CONNECT_TIMEOUT_SECONDS)
 
     async def close(self) -> None:
         """Closes the connection, whatever its state."""

@@ -169,7 +169,7 @@ class RedisPublisher:
                 await self._lock.acquire(self._another_publishes)
                 await self._publish()
             except (OSError, RedisRefused, ChannelLocked, driver.DatabaseError) as error:
-                self._tell(str(error).strip() or type(error).__name__)
+                self._log_trouble(str(error).strip() or type(error).__name__)
             await self._lock.release()  # another server may have more success
             await asyncio.sleep(RETRY_SECONDS)
 
@@ -177,7 +177,7 @@ class RedisPublisher:
         """Ends the trouble of this process: another server of ours holds the lock."""
         self._trouble = self._broadcaster.redis_trouble = ""
 
-    def _tell(self, trouble: str) -> None:
+    def _log_trouble(self, trouble: str) -> None:
         """Logs one line when publishing begins, and one when its trouble changes. Health shows the trouble."""
         if trouble and trouble != self._trouble:
             log.warning("redis.not_publishing", redis=str(self._address), channel=self.channel, error=trouble)
@@ -200,8 +200,8 @@ class RedisPublisher:
             self._broadcaster.answer_replicate(peer)
             self.links += 1
             self.is_publishing = True
-            self._tell("")
-            await _first_to_end(self._say(peer, says), self._hear(peer, hears), self._lock.watch())
+            self._log_trouble("")
+            await _first_to_end(self._send_lines(peer, says), self._receive_commands(peer, hears), self._lock.watch())
         finally:
             self.is_publishing = False
             if peer is not None:
@@ -212,7 +212,7 @@ class RedisPublisher:
                 if connection is not None:
                     await connection.close()
 
-    async def _say(self, peer: ChannelClient, says: RedisConnection) -> None:
+    async def _send_lines(self, peer: ChannelClient, says: RedisConnection) -> None:
         waiting, later = peer.waiting, LaterLines() if self._is_later else None
         while not waiting.is_closed:
             pieces = waiting.chunk()
@@ -222,15 +222,15 @@ class RedisPublisher:
                 continue
             lines = [line for piece in pieces for line in piece.split(b"\n") if _is_published(line)]
             sent = lines if later is None else list(later.turn(lines))
-            await says.say_all([("PUBLISH", self.channel, line) for line in sent])
+            await says.send_all([("PUBLISH", self.channel, line) for line in sent])
             # Redis answers each PUBLISH. Until then the bytes count as buffered, so that a slow Redis is noticed.
             for _ in sent:
-                await says.hear(ANSWER_SECONDS)
+                await says.receive(ANSWER_SECONDS)
             waiting.confirmed(sum(map(len, pieces)))
 
-    async def _hear(self, peer: ChannelClient, hears: RedisConnection) -> None:
+    async def _receive_commands(self, peer: ChannelClient, hears: RedisConnection) -> None:
         while True:
-            answer = await hears.hear()
+            answer = await hears.receive()
             data = answer[2] if isinstance(answer, list) and answer[0] == b"message" else b""
             command = None if data.startswith(_ECHOES) else _understood(data)
             peer.connection.bytes_in += len(data)

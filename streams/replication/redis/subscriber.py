@@ -166,7 +166,7 @@ class RedisLink:
         limit = WAITING_LIMIT
         try:
             while True:
-                self._note(await self._connection.hear())
+                self._note(await self._connection.receive())
                 if len(self._waiting) >= limit and self._is_settled:
                     self._has_room.clear()
                     await self._has_room.wait()
@@ -206,7 +206,7 @@ class RedisLink:
                 is_full = not self._has_room.is_set()
                 if not is_full and time.monotonic() > self._heard_at + SILENCE_LIMIT_SECONDS:
                     raise ConnectionError(f"nothing was received from Redis for {SILENCE_LIMIT_SECONDS:g} s")
-                await self._connection.say("PING")
+                await self._connection.send("PING")
         except Exception as error:  # noqa: BLE001 - raised by `receive`
             self._error = self._error or error
             self._has_some.set()

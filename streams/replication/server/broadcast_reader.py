@@ -104,7 +104,7 @@ class BroadcastReader:
             else:
                 self._waiting = [None]
 
-    def _take_heard(self) -> list[PositionNotification | None]:
+    def _take_queued(self) -> list[PositionNotification | None]:
         with self._hearing:
             heard, self._waiting = self._waiting, []
         return heard
@@ -161,16 +161,16 @@ class BroadcastReader:
 
     def _find_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         self._check_epoch(cursor)
-        heard = self._take_heard()  # before the table is read: the table is then newer than all of these
+        heard = self._take_queued()  # before the table is read: the table is then newer than all of these
         if only is None:
-            return self._look(cursor, None)
+            return self._possible_positions(cursor, None)
         if None in heard:
             self._heard.forget()
         if unclear := self._heard.hear((notification for notification in heard if notification is not None), only):
-            self._look(cursor, unclear)
+            self._possible_positions(cursor, unclear)
         return self._heard.of(only)
 
-    def _look(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
+    def _possible_positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         found = possible_positions(cursor, None if only is None else sorted(only), self._heard.known)
         self._heard.looked(found, only)
         return found

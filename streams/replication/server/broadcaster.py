@@ -195,7 +195,7 @@ class Broadcaster:
         deadline = time.monotonic() + 1.0
         while self.peers and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.01)  # the transports do not notify when they are empty
-        await self._tell_readers([*self._lost, *self.peers.values()])
+        await self._store_readers([*self._lost, *self.peers.values()])
         if self._pokes is not None:
             await self._in_thread(self._pokes.stop)
         await self._in_thread(self._backlog.close)
@@ -278,7 +278,7 @@ class Broadcaster:
     def _answer(self, peers: list[ReplicationClient], now: float) -> None:
         """Sends positions to these clients, and schedules the answer to the others."""
         self._questions += 1
-        self._tell_positions(peers)
+        self._send_positions(peers)
         for peer in peers:
             peer.answered_at = now
         if self._answer_others is None:
@@ -307,9 +307,9 @@ class Broadcaster:
 
     def _answer_the_others(self) -> None:
         self._answer_others, self._others_answered_at = None, time.monotonic()
-        self._tell_positions([peer for peer in self.peers.values() if peer.answered < self._questions])
+        self._send_positions([peer for peer in self.peers.values() if peer.answered < self._questions])
 
-    def _tell_positions(self, peers: list[ReplicationClient]) -> None:
+    def _send_positions(self, peers: list[ReplicationClient]) -> None:
         if self._positions_said is None:
             lines = [position_line(stream, writer, at, at) for stream, writer, at in self._announcer.positions()]
             self._positions_said = b"".join(lines), len(lines)
@@ -344,13 +344,13 @@ class Broadcaster:
             return
         streams = {notification.stream for notification in notifications}
         if not streams or not self.peers or not self._in_round.acquire(blocking=False):
-            loop.call_soon_threadsafe(self._look_at, streams)
+            loop.call_soon_threadsafe(self._request_round, streams)
             return
         try:
             result = self._backlog.round(streams)
         except BaseException as error:
             self._in_round.release()
-            loop.call_soon_threadsafe(self._look_at, set())
+            loop.call_soon_threadsafe(self._request_round, set())
             if not isinstance(error, driver.DatabaseError | DatabaseRestored):
                 raise
         else:
@@ -365,7 +365,7 @@ class Broadcaster:
         if result.has_more:
             self._wake.set()
 
-    def _look_at(self, streams: set[str]) -> None:
+    def _request_round(self, streams: set[str]) -> None:
         """Requests a round that looks at these streams, or at all streams if none are given."""
         self._moved |= streams
         self._look_at_all = self._look_at_all or not streams
@@ -377,7 +377,7 @@ class Broadcaster:
             self._wake.clear()  # before the round: a request during the round starts the next one
             try:
                 if self._is_restored:
-                    await self._begin_anew()
+                    await self._restart()
                 while await self._round(self._take_moved()):
                     self._looked_at = time.monotonic()
                     await self._pace()
@@ -386,13 +386,13 @@ class Broadcaster:
             except DatabaseRestored as error:
                 log.warning("broadcaster.database_restored", error=str(error))
                 self._is_restored = True
-                self._look_at(set())
+                self._request_round(set())
             except driver.DatabaseError as error:
                 self._database_away.begins(error)
                 await asyncio.sleep(RETRY_SECONDS)
-                self._look_at(set())
+                self._request_round(set())
 
-    async def _begin_anew(self) -> None:
+    async def _restart(self) -> None:
         """Closes all clients after the database was restored, and starts at its stored positions.
 
         A restored database gives out IDs again that clients have received already, so no client may stay connected.
@@ -410,7 +410,7 @@ class Broadcaster:
     async def _wait(self) -> None:
         timeout = min(POLL_SECONDS, max(self._announcer.wants_round_at - time.monotonic(), 0.0))
         # Not wait_for: the task that it makes costs turns of the loop between a notification and the round.
-        time_to_look = asyncio.get_running_loop().call_later(timeout, self._look_at, set())
+        time_to_look = asyncio.get_running_loop().call_later(timeout, self._request_round, set())
         try:
             await self._wake.wait()
         finally:
@@ -500,7 +500,7 @@ class Broadcaster:
             now = time.monotonic()
             self._cut_slow_clients(now)
             closed, self._lost = self._lost, []
-            await self._tell_readers([*closed, *self.peers.values()])
+            await self._store_readers([*closed, *self.peers.values()])
             await self._resolve_dead_writers()
             if now >= forget_at:
                 forget_at = now + FORGET_EVERY_SECONDS
@@ -520,7 +520,7 @@ class Broadcaster:
         for peer in list(self.peers.values()):
             peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
 
-    async def _tell_readers(self, peers: list[ReplicationClient]) -> None:
+    async def _store_readers(self, peers: list[ReplicationClient]) -> None:
         """Writes the clients' rows of the table of readers, and closes clients that an operator wants to disconnect."""
         positions, now = self.positions(), time.monotonic()
         rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]

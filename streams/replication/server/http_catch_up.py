@@ -259,7 +259,7 @@ def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
     reached = min(reached, cut_at) if cut_at is not None else reached
     if reached < question.upto:
         return _body(updates, reached, is_limited=True)
-    return _body(updates, _told_position(question, stored), is_limited=False)
+    return _body(updates, _answered_position(question, stored), is_limited=False)
 
 
 def _is_complete(row: FollowedRow, stored: Mapping[str, StoredPosition]) -> bool:
@@ -267,7 +267,7 @@ def _is_complete(row: FollowedRow, stored: Mapping[str, StoredPosition]) -> bool
     return position is None or row.token <= position.position
 
 
-def _told_position(question: RangeQuery, stored: Mapping[str, StoredPosition]) -> int:
+def _answered_position(question: RangeQuery, stored: Mapping[str, StoredPosition]) -> int:
     if question.stream not in _ANSWERED_WITH_OWN_POSITION:
         return question.upto
     head = max((one.position for one in stored.values()), default=linear_position(()))

@@ -101,7 +101,7 @@ class _Listener(NotifyListener[Part]):
     """The listener for messages of other servers."""
 
     def __init__(self, relay: Relay, using: str) -> None:
-        super().__init__(CHANNEL, relay.heard_in_thread, using, "relay")
+        super().__init__(CHANNEL, relay.receive_in_thread, using, "relay")
         self._relay = relay
         self._trusted = TrustedSessions()
         self._told_at = -math.inf
@@ -160,7 +160,7 @@ class Relay:
         """Sends a client's commands to all other clients, to the other servers, and to the command hooks of this process."""
         if any(command.WORD in LATER_WORDS for command in commands):
             sender.knows_later_commands = True
-        self._tell_here(commands, sender)
+        self._send_to_clients(commands, sender)
         for command in self._only_relayed(commands):
             self._wait(command)
         if self._flusher is not None:
@@ -175,7 +175,7 @@ class Relay:
             else:
                 self.dropped["relay"] += 1
 
-    def _tell_here(self, commands: Iterable[Command], sender: ReplicationClient | None) -> None:
+    def _send_to_clients(self, commands: Iterable[Command], sender: ReplicationClient | None) -> None:
         known: list[Command] = []
         later: list[Command] = []
         for command in self._only_relayed(commands):
@@ -210,12 +210,12 @@ class Relay:
 
     # --- from other servers ---------------------------------------------------------------------------------------
 
-    def heard_in_thread(self, parts: list[Part]) -> None:
+    def receive_in_thread(self, parts: list[Part]) -> None:
         """Passes parts from the listener's thread to the event loop."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._heard, parts)
+            self._loop.call_soon_threadsafe(self._receive, parts)
 
-    def _heard(self, parts: list[Part]) -> None:
+    def _receive(self, parts: list[Part]) -> None:
         if not parts:
             self._forget_unfinished()  # a new connection: the missing parts were lost
         for part in parts:
@@ -241,7 +241,7 @@ class Relay:
         self._unfinished_bytes -= sum(map(len, pieces))
         try:
             lines = base64.b64decode("".join(pieces), validate=True).decode("utf-8").split("\n")
-            self._tell_here([parse_line(line) for line in lines if line], None)
+            self._send_to_clients([parse_line(line) for line in lines if line], None)
         except (CommandError, binascii.Error, UnicodeDecodeError) as error:  # from another version or program
             self.dropped["relay"] += 1
             log.warning("relay.not_understood", error=str(error))

@@ -132,7 +132,7 @@ class Admission(asyncio.Protocol):
         # One read may contain the end of the handshake and the first application data. So the states are checked in order,
         # here and in `_step`, and one read may pass through several of them.
         if self._state is _State.FIRST_BYTE:
-            self._look_at_first_byte(data)
+            self._detect_tls(data)
         elif self._state is not _State.REFUSED:
             self._incoming.write(data)
         if self._state is _State.HANDSHAKE:
@@ -176,7 +176,7 @@ class Admission(asyncio.Protocol):
 
     # --- admission ------------------------------------------------------------------------------------------------
 
-    def _look_at_first_byte(self, data: bytes) -> None:
+    def _detect_tls(self, data: bytes) -> None:
         if data[0] == _HANDSHAKE:
             self._cancel_timer()
             self._set_timer(self._keeper.handshake_limit_seconds, self._time_out)
@@ -203,7 +203,7 @@ class Admission(asyncio.Protocol):
         # The handshake succeeds without a client certificate (see `server_context`), so that the reason can be sent.
         if not self._tls.getpeercert():
             self.write(_NEEDS_CERTIFICATE)
-            self._say_good_bye()
+            self._close_tls()
             self._refuse(Refusal.NO_CERTIFICATE, b"")
             return
         self._cancel_timer()
@@ -276,7 +276,7 @@ class Admission(asyncio.Protocol):
         if (data := self._outgoing.read()) and not self._raw.is_closing():
             self._raw.write(data)
 
-    def _say_good_bye(self) -> None:
+    def _close_tls(self) -> None:
         with contextlib.suppress(ssl.SSLError):  # the client's close_notify is not waited for
             self._tls.unwrap()
         self._flush()
@@ -294,7 +294,7 @@ class Admission(asyncio.Protocol):
     def close(self) -> None:
         """Ends TLS, and closes the connection after all written bytes have been sent."""
         if not self._raw.is_closing():
-            self._say_good_bye()
+            self._close_tls()
             self._raw.close()
 
     def abort(self) -> None:

@@ -133,7 +133,7 @@ class HttpLimits:
 
         factory.buildProtocol = build_within_limits
         factory.server.ws_factory.protocol = _BoundedWebSocket
-        self._look_again()
+        self._check_again()
 
     def count(self, reason: str, client: str = "") -> None:
         """Counts a refusal. Logs at most one line per reason in `_LOG_SECONDS`."""
@@ -171,9 +171,9 @@ class HttpLimits:
             connection.look(now)
         self._free_memory()
 
-    def _look_again(self) -> None:
+    def _check_again(self) -> None:
         self.look()
-        _later(LOOK_SECONDS, self._look_again)
+        _later(LOOK_SECONDS, self._check_again)
 
     def _key(self, host: str) -> str:
         return "" if not self.bounds.of_address or is_among(host, self.bounds.proxies) else address_key(host)

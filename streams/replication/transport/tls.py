@@ -116,10 +116,10 @@ class Certificates:
         now = time.monotonic()
         if now >= self._looked_at + LOOK_SECONDS:
             self._looked_at = now
-            self._look()
+            self._reload_if_changed()
         return self._context
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         stamps = self._stamp()
         if stamps == self._stamps:
             return

@@ -62,10 +62,10 @@ def test_summary_counts_what_is_special():
         event("$2", "$1", kind=Kind.SOFT_FAILED),
         event("$3", "$1", kind=Kind.REJECTED),
         event("$4", kind=Kind.OUTLIER),
-        event("$5", "$1", is_leaf=True),
-        event("$6", "$1", is_leaf=True),
+        event("$5", "$1", is_extremity=True),
+        event("$6", "$1", is_extremity=True),
     )
-    assert picture.summary == "2 leaves, 1 fork, 1 soft-failed, 1 rejected, 1 outlier"
+    assert picture.summary == "2 forward extremities, 1 fork, 1 soft-failed, 1 rejected, 1 outlier"
     assert drawn(event("$1"))[0].summary == "one line of events" and drawn()[0].nodes == []
 
 

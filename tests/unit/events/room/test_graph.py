@@ -20,7 +20,7 @@ class Node:
     backfilled: bool = False
 
 
-def leaves_of(*nodes):
+def extremities_of(*nodes):
     found = ForwardExtremities()
     for node in nodes:
         found.add(node)
@@ -62,18 +62,18 @@ def test_missing_prev_events_do_not_hold_anything_up():
 
 
 def test_line_has_one_leaf_and_fork_has_two():
-    assert leaves_of(Node("a"), Node("b", ("a",))) == ["b"]
-    assert leaves_of(Node("a"), Node("b", ("a",)), Node("c", ("a",))) == ["b", "c"]
+    assert extremities_of(Node("a"), Node("b", ("a",))) == ["b"]
+    assert extremities_of(Node("a"), Node("b", ("a",)), Node("c", ("a",))) == ["b", "c"]
 
 
 def test_late_parent_is_no_leaf():
-    assert leaves_of(Node("b", ("a",)), Node("a")) == ["b"]
+    assert extremities_of(Node("b", ("a",)), Node("a")) == ["b"]
 
 
 def test_rejected_and_soft_failed_events_are_no_leaves_and_remove_none():
     rejected = Node("r", ("a",), rejected_reason="auth")
     failed = Node("s", ("a",), soft_failed=True)
-    assert leaves_of(Node("a"), rejected, failed) == ["a"]
+    assert extremities_of(Node("a"), rejected, failed) == ["a"]
 
 
 def test_event_on_top_of_a_rejected_one_looks_through_it():
@@ -83,8 +83,8 @@ def test_event_on_top_of_a_rejected_one_looks_through_it():
         Node("s", ("r",), soft_failed=True),
         Node("b", ("s",)),
     ]
-    assert leaves_of(*nodes) == ["b"]
-    assert leaves_of(nodes[3], *nodes[:3]) == ["b"], "also when the events below come later"
+    assert extremities_of(*nodes) == ["b"]
+    assert extremities_of(nodes[3], *nodes[:3]) == ["b"], "also when the events below come later"
 
 
 def test_many_events_on_one_long_rejected_branch_take_linear_time():
@@ -92,7 +92,7 @@ def test_many_events_on_one_long_rejected_branch_take_linear_time():
     rejected += [Node(f"r{n}", (f"r{n - 1}",), rejected_reason="x") for n in range(1, 5000)]
     tops = [Node(f"t{n}", ("r4999",)) for n in range(5000)]
     begun = time.perf_counter()
-    assert len(leaves_of(*rejected, *tops)) == 5000
+    assert len(extremities_of(*rejected, *tops)) == 5000
     assert time.perf_counter() - begun < 2
 
 
@@ -127,10 +127,10 @@ def test_the_short_way_for_an_event_on_just_the_leaves_is_the_long_one():
 
 @pytest.mark.parametrize("prevs", [(), ("b",), ("b", "x"), ("a", "b", "c")], ids=" ".join)
 def test_the_short_way_is_not_for_events_on_others_than_the_leaves(prevs):
-    leaves = grown(Node("a"), Node("b", ("a",)), Node("c", ("a",)))
-    assert not leaves.replace_all("d", prevs) and list(leaves.current) == ["b", "c"]
+    extremities = grown(Node("a"), Node("b", ("a",)), Node("c", ("a",)))
+    assert not extremities.replace_all("d", prevs) and list(extremities.current) == ["b", "c"]
 
 
 def test_the_short_way_is_not_for_an_event_that_something_stands_on_already():
-    leaves = grown(Node("a"), Node("c", ("b",)))
-    assert not leaves.replace_all("b", ("a", "c")) and list(leaves.current) == ["a", "c"]
+    extremities = grown(Node("a"), Node("c", ("b",)))
+    assert not extremities.replace_all("b", ("a", "c")) and list(extremities.current) == ["a", "c"]

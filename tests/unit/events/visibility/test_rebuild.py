@@ -3,7 +3,7 @@
 import pytest
 
 from events.visibility.ranges import VisibilityRow
-from events.visibility.recompute import tell_the_same
+from events.visibility.recompute import show_the_same
 
 PLACES = [-7, -3, 2, 5, 6, 9]
 
@@ -31,9 +31,9 @@ OTHER = {
 
 @pytest.mark.parametrize("one, other", SAME.values(), ids=SAME)
 def test_layout_does_not_matter(one, other):
-    assert tell_the_same(rows(*one), rows(*other), PLACES)
+    assert show_the_same(rows(*one), rows(*other), PLACES)
 
 
 @pytest.mark.parametrize("one, other", OTHER.values(), ids=OTHER)
 def test_who_sees_what_matters(one, other):
-    assert not tell_the_same(rows(*one), rows(*other), PLACES) and not tell_the_same(rows(*other), rows(*one), PLACES)
+    assert not show_the_same(rows(*one), rows(*other), PLACES) and not show_the_same(rows(*other), rows(*one), PLACES)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from events.visibility.ranges import VisibilityRow
-from events.visibility.recompute import tell_the_same
+from events.visibility.recompute import show_the_same
 
 PLACES = range(2, 40, 3)
 SPANS = st.tuples(st.integers(0, 40), st.one_of(st.none(), st.integers(0, 40)))
@@ -34,7 +34,7 @@ def seen(rows):
 @given(ROWS, HIDDEN, ROWS, HIDDEN)
 def test_ranges_tell_the_same_when_everybody_sees_the_same(ranges, hidden, others, other_hidden):
     one, other = rows_of(ranges, hidden), rows_of(others, other_hidden)
-    assert tell_the_same(one, other, PLACES) is (seen(one) == seen(other))
+    assert show_the_same(one, other, PLACES) is (seen(one) == seen(other))
 
 
 @given(ROWS, HIDDEN)
@@ -46,16 +46,16 @@ def test_ranges_cut_into_pieces_tell_the_same(ranges, hidden):
         for place in PLACES
         if row.first <= place and (row.last is None or place <= row.last)
     ]
-    assert tell_the_same(one, pieces, PLACES)
+    assert show_the_same(one, pieces, PLACES)
 
 
 def test_very_many_hidden_events_take_linear_time():
     places = range(40_000)
     rows = [VisibilityRow("@a:x", "joined", 0, None)]
     rows += [VisibilityRow("@a:x", "hidden", place, place) for place in range(0, 40_000, 2)]
-    assert tell_the_same(rows, rows[:], places)
+    assert show_the_same(rows, rows[:], places)
 
 
 def test_room_wide_kinds_are_told_apart():
     one, other = (VisibilityRow(None, kind, 2, None) for kind in ("world", "shared"))
-    assert not tell_the_same([one], [other], PLACES) and tell_the_same([one], [one], PLACES)
+    assert not show_the_same([one], [other], PLACES) and show_the_same([one], [one], PLACES)

@@ -227,6 +227,6 @@ def test_a_lost_connection_is_the_callers_matter(judge, table):
 
 def test_what_could_not_be_looked_at_is_looked_at_again(judge, table, clock):
     assert judge.judge([(1, "caches x")], table.cursor) == [LOOK]
-    judge.look_again({"caches"})
+    judge.queue_again({"caches"})
     clock.now += trust.LOOK_GAP_SECONDS
     assert judge.judge([], table.cursor) == [LOOK]

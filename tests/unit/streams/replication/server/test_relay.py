@@ -41,7 +41,7 @@ def relay(broadcaster):
 
 
 def heard_elsewhere(relay, data: bytes) -> None:
-    relay._heard([Part.parse(payload) for payload in parts_of("elsewhere", data)])
+    relay._receive([Part.parse(payload) for payload in parts_of("elsewhere", data)])
 
 
 UP = RemoteServerUp("remote.example")
@@ -95,7 +95,7 @@ def test_what_other_servers_say_goes_to_all_clients_and_no_further(relay, broadc
 
 
 def test_its_own_words_are_not_heard_again(relay, broadcaster):
-    relay._heard([Part.parse(payload) for payload in parts_of(relay._key, format_line(UP))])
+    relay._receive([Part.parse(payload) for payload in parts_of(relay._key, format_line(UP))])
     assert broadcaster.peers["other"].heard == b""
 
 
@@ -109,13 +109,13 @@ def test_payloads_that_are_none_are_passed_over(payload):
 
 @pytest.mark.parametrize("text", ["!!!!", base64.b64encode(b"BOGUS\n").decode(), base64.b64encode(b"\xff\n").decode()])
 def test_messages_that_cannot_be_read_are_counted(relay, text):
-    relay._heard([Part("elsewhere", "m", 0, 1, text)])
+    relay._receive([Part("elsewhere", "m", 0, 1, text)])
     assert relay.dropped == {"relay": 1}
 
 
 def test_messages_without_an_end_do_not_pile_up(relay):
     for number in range(200):
-        relay._heard([Part("elsewhere", str(number), 0, 2, "a" * PART_BYTES)])
+        relay._receive([Part("elsewhere", str(number), 0, 2, "a" * PART_BYTES)])
     assert (
         sum(len(text) for parts in relay._unfinished.values() for text in parts) <= 2 * WAITING_LIMIT_BYTES + PART_BYTES
     )
@@ -124,8 +124,8 @@ def test_messages_without_an_end_do_not_pile_up(relay):
 
 def test_a_new_connection_forgets_what_was_under_way(relay, broadcaster):
     first, *_ = (Part.parse(payload) for payload in parts_of("elsewhere", b"x" * 20_000))
-    relay._heard([first])
-    relay._heard([])
+    relay._receive([first])
+    relay._receive([])
     assert not relay._unfinished
 
 
