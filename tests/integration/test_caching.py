@@ -405,7 +405,7 @@ def test_own_facts_of_a_former_generation_hide_none_of_the_next(monkeypatch, run
     assert run_manage(*append, "first").returncode == 0
     store_quietly("a", "1")
     assert word("a") == "1"
-    late = cache_feed.own_ids("typing", feed()._using)
+    late = cache_feed.own_ids("typing", feed().using)
     late.update(range(1, 10))  # of facts that are known to be committed, and not read yet
     store_quietly("a", "2")
     assert run_manage(*append, "second").returncode == 0
