@@ -21,6 +21,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 FOLDER_VARIABLE = "REPLSITE_TEST_SESSION"
 _NAME = "replsite-tests-{pid}-"
 _WORKERS = PROJECT / "pipeline" / "spark" / "workers"
+_SPARK_PATH = PROJECT / "tests" / "spark_path"
 _CLASSES = PROJECT / ".venv" / "spark.jsa"
 
 
@@ -70,7 +71,9 @@ def _quick_spark(defaults: Path) -> dict[str, str]:
     lines = [f"spark.{whose}.defaultJavaOptions {compiling}\n" for whose in ("driver", "executor")]
     defaults.write_text("".join([*lines, "spark.python.daemon.module warm_spark_daemon\n"]))
     os.environ.pop("SPARK_CONF_DIR", None)
-    places = dict.fromkeys([str(_WORKERS), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
+    places = dict.fromkeys(
+        [str(_WORKERS), str(_SPARK_PATH), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    )
     return {
         "PYSPARK_SUBMIT_ARGS": f"--properties-file {defaults} pyspark-shell",
         "PYTHONPATH": os.pathsep.join(places),
