@@ -51,7 +51,7 @@ class Running:
             os.close(self.descriptor)
             self.descriptor = -1
 
-    def error_summary(self) -> str:
+    def last_words(self) -> str:
         return self.stderr.read_text()[-2000:] if self.stderr.exists() else ""
 
 
