@@ -153,7 +153,7 @@ def test_command_tells_people_how_much_is_due(settings):
     settings.REPLSITE_CENSOR_AFTER_DAYS = None
     out = io.StringIO()
     call_command("censor", stdout=out)
-    assert "says never" in out.getvalue()
+    assert "is never" in out.getvalue()
 
 
 # --- what others see --------------------------------------------------------------------------------------------------

@@ -247,7 +247,7 @@ def test_a_redis_that_hangs_is_noticed(server, monkeypatch):
         subscribed(server)
         first = wait_until(lambda: heard.follower.link)
         server.command("CLIENT", "PAUSE", "4000")
-        wait_until(lambda: "nothing was heard" in str(first._error), 20.0)
+        wait_until(lambda: "nothing was received" in str(first._error), 20.0)
 
 
 def test_a_slow_handler_bounds_what_waits(server, monkeypatch):

@@ -153,5 +153,5 @@ def test_a_reader_that_was_left_behind_is_told_with_exit_status_1(run_manage):
     StoredCursor.objects.create(reader="billing", stream="caches", base=1, ended_at=long_ago, seen_at=long_ago)
     done = run_manage("streams", "--now")
     assert done.returncode == 1
-    assert "billing on caches is left behind: Nobody runs it for" in done.stdout
+    assert "billing on caches is left behind: It has not run for" in done.stdout
     assert "manage.py runhandlers billing" in done.stdout
