@@ -95,7 +95,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
     seen = set()
     for key, _ in pairs:
         if key in seen:
-            raise EventRefused(Reason.DUPLICATE_KEY, f"the key {key[:100]!r}occurs twice in one object")
+            raise EventRefused(Reason.DUPLICATE_KEY, f"the key {key[:100]!r} occurs twice in one object")
         seen.add(key)
 
 

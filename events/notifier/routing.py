@@ -147,5 +147,5 @@ def routed_streams() -> tuple[str, ...]:
 def route_stream(stream: str, concerns: Concerns) -> None:
     """Registers the rule of a site's own stream. Raises ``ValueError`` if the stream has one already."""
     if stream in _rules:
-        raise ValueError(f"Stream {stream!r}has a rule already; register it once.")
+        raise ValueError(f"Stream {stream!r} has a rule already; register it once.")
     _rules[stream] = concerns

@@ -68,7 +68,7 @@ def _in_words(found: Mapping[str, Any]) -> str:
         return f"{room}: {found['error']}"
     verdict = "as it should be" if found["same"] else "was not as it should be"
     unknown = "" if found["known"] else "; who may see its events cannot be computed"
-    return f"{room}: {verdict}, {found['before']} rows, {found['rows']}recomputed{unknown}"
+    return f"{room}: {verdict}, {found['before']} rows, {found['rows']} recomputed{unknown}"
 
 
 def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
