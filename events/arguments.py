@@ -28,10 +28,10 @@ def can_be_stored(value: object) -> bool:
 
 
 def checked_ids(values: Iterable[str], most: int) -> list[str]:
-    """Returns each ID that can be stored once, in the order given.
+    """Returns the IDs that can be stored, in the order given and without repetitions.
 
-    Raises ``InvalidQuery`` if ``values`` is a single ID or not iterable, or contains anything but strings. The same for
-    more than ``most`` IDs.
+    Raises ``InvalidQuery`` if ``values`` is a single ID, is not iterable, or contains anything but strings. Raises it
+    also if more than ``most`` IDs are left.
     """
     if isinstance(values, str | bytes):
         raise InvalidQuery(f"{values!r:.100} is one ID; give a list of them.")
