@@ -1,7 +1,7 @@
 """Checks the arguments of queries about stored rooms before the database is queried (pure).
 
 A value that cannot be stored (with a NUL or half a surrogate pair, or of more than 255 bytes) cannot be found either. It
-counts as unknown, not as an error. An argument that is invalid in any query (a limit of 0, a number for an ID) raises
+counts as unknown, not as an error. An argument that no query accepts (a limit of 0, a number for an ID) raises
 ``InvalidQuery``.
 """
 

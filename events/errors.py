@@ -20,7 +20,7 @@
         ├── UnknownRoom      no event of this room is stored
         ├── StateUnresolved  the requested state is not known
         ├── NotReadable      the user may not read the room, or the room's visibility is not known
-        ├── InvalidQuery     a limit or an ID that is invalid in any query
+        ├── InvalidQuery     a limit or an ID that no query accepts
         └── BadToken         a timeline token that cannot be read
 
 Messages say what is wrong, where, and what would be right.
@@ -186,7 +186,7 @@ class NotReadable(ReadingError):
 
 
 class InvalidQuery(ReadingError, ValueError):
-    """A limit or an ID that is invalid in any query."""
+    """A limit or an ID that no query accepts."""
 
 
 class BadToken(ReadingError, ValueError):

@@ -45,7 +45,7 @@ class _Line:
 
 
 class EventLoad:
-    """A generator of events in one room. The first three set up the room."""
+    """A generator of events in one room. The first three events set up the room."""
 
     def __init__(self, _stream: Stream, thread: int) -> None:
         server = stream_settings().server_name

@@ -108,10 +108,11 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
     min_depth: int = 0,
     using: str = "default",
 ) -> list[ServedEvent]:
-    """Returns the events that are reached from ``latest`` by prev edges, but not from ``earliest``.
+    """Returns the events that prev edges lead to from ``latest``, on paths that do not pass through ``earliest``.
 
-    The events ``latest`` and ``earliest`` themselves are left out. If there are more than ``limit``, the events nearest
-    to ``latest`` are chosen. The result is sorted oldest first. Raises ``UnknownRoom`` and ``InvalidQuery``.
+    The events ``latest`` and ``earliest`` themselves are left out. A path ends at an event with a depth below
+    ``min_depth``, which is left out, too. If there are more than ``limit``, the events nearest to ``latest`` are
+    chosen. The result is sorted oldest first. Raises ``UnknownRoom`` and ``InvalidQuery``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts, known = checked_ids(latest, _STARTS_LIMIT), checked_ids(earliest, _STARTS_LIMIT)

@@ -149,7 +149,7 @@ def parse_stored(
         try:
             return _proven(json, decode_stored(json), version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            pass  # the slow way has the reason
+            pass  # the full parse finds the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)
     return replace(parsed, json=b"" if parsed.json == json else parsed.json, **verdict._asdict())
 

@@ -109,7 +109,7 @@ def is_public_key(key_id: str, key: str) -> bool:
 
 
 def signatures_of(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
-    """Returns (key ID, signature) pairs of a server that are made with ed25519, valid or not."""
+    """Returns the (key ID, signature) pairs of a server whose key ID names ed25519. They may be invalid."""
     servers = value.get("signatures")
     found = servers.get(server) if isinstance(servers, dict) else None
     entries = found.items() if isinstance(found, dict) else ()

@@ -23,7 +23,7 @@ _FLOATS = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
 
 
 class _FloatFound(Exception):
-    """Raised at the first float, to end the parsing of a text that is not plain."""
+    """A float in a text. It is raised to end the parsing, because the text is not plain."""
 
 
 def _no_float(_: str) -> None:
@@ -45,7 +45,7 @@ def decode_plain(text: bytes) -> dict[str, Any] | None:
         if type(event) is dict and len(orjson.dumps(event, option=orjson.OPT_STRICT_INTEGER)) == len(text):
             return event
     except (_FloatFound, ValueError, TypeError, RecursionError):
-        pass  # the slow way has the reason
+        pass  # ``decode_event`` finds the reason
     return None
 
 

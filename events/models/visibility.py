@@ -1,4 +1,4 @@
-"""Tables and views about visibility, besides the ranges: forgotten rooms, ignored users, and the views to join.
+"""Tables and views about visibility, besides the ranges: forgotten rooms, ignored users, and views for joins.
 
 ``RoomAccess`` and ``VisibleEvent`` are database views (``events.visibility.predicate_sql``). Import these models from
 ``events.models``.

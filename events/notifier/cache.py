@@ -158,7 +158,7 @@ class NotifierCache:
         """Registers a waiter and returns true. Returns false, without registering, if something may concern it already.
 
         ``since`` has the positions that the waiter knows. Returns None if too many wait already. While nothing is
-        remembered, the waiter is registered in any case, and ``begin`` wakes it.
+        remembered, the waiter is registered without knowing what concerns it, and ``begin`` wakes it.
         """
         # One lock for the question and the registration. A row added between them would be too late for the question,
         # and too early to wake the waiter.

@@ -29,9 +29,10 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class LastChanges:
-    """An index of at most ``limit`` last changes. ``floors`` has for each writer the position above which it is complete.
+    """An index of at most ``limit`` last changes.
 
-    Raises ``ValueError`` for a limit below 1.
+    ``floors`` has for each writer the position above which the index is complete. Raises ``ValueError`` for a limit
+    below 1.
     """
 
     def __init__(self, limit: int, floors: Mapping[str, int] | None = None) -> None:
@@ -79,9 +80,9 @@ class LastChanges:
         return all(since.position_of(writer) >= floor for writer, floor in self._floors.items())
 
     def may_have_changed(self, entity: str, since: VectorToken) -> bool:
-        """Returns false if no change of the entity after the token was added.
+        """Returns false if the entity did not change after the token.
 
-        Returns true also if the token lies below a floor.
+        Returns true if it changed, or if the token lies below a floor.
         """
         if not self.is_complete_since(since):
             return True

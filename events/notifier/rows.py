@@ -26,7 +26,7 @@ MOST_ROWS = 20_000
 
 
 class TooFarBehind(Exception):
-    """Raised if more than ``MOST_ROWS`` rows would have to be read. The stream's memory is then replaced."""
+    """An error: more than ``MOST_ROWS`` rows would have to be read. The stream's memory is then replaced."""
 
 
 @dataclass(frozen=True, slots=True)

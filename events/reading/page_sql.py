@@ -94,11 +94,11 @@ _FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_
 
 
 def _for_user(function: str, *, from_leave: bool = False) -> str:
-    """Returns a query that calls the function and joins the user's access to the room.
+    """Returns a query that calls the function with the user's access to the room.
 
-    Since it is a single query, both come from the same snapshot. With ``from_leave``, the page goes back, and for a
-    user who has left it begins at the leave or below. Events deeper than the leave, on another branch of the graph, are
-    skipped, even if they were here before the leave.
+    The access is read in the same query, so access and page come from one snapshot. Use ``from_leave`` only with the
+    function that reads back in time. The page of a user who has left then begins at the leave or below. It skips events
+    on another branch of the graph that are deeper than the leave, even if they arrived before the leave.
     """
     access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
     wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"

@@ -73,7 +73,7 @@ def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:
 
 
 class _States:
-    """Encodes states as JSON, and remembers the last four results.
+    """An encoder of states as JSON that keeps its last four results.
 
     They are often needed again: the state after an event is usually the state before the next event.
     """
