@@ -1,12 +1,13 @@
-"""The Django app of the room ``events``."""
+"""The Django app ``events``."""
 
 from django.apps import AppConfig
 
 
 class EventsConfig(AppConfig):
-    """The ``events`` app.
+    """The configuration of the app ``events``.
 
-    Its label and key type are fixed, so that a project that installs it gets no migrations of its own.
+    The label and the type of primary keys are fixed. So a project that installs the app gets no migrations of its own
+    for it.
     """
 
     name = "events"
@@ -15,7 +16,7 @@ class EventsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers generated events for the load generator, and the classes that find state changes in rows."""
+        """Registers event generators with the load generator, and classes that find state changes with the streams."""
         from events.declarations import BACKFILL, EVENTS  # noqa: PLC0415
         from events.load_generator import BackfillLoad, EventLoad  # noqa: PLC0415 - needs the models
         from events.persist.state_changes import BackfillStateChanges, EventsStateChanges  # noqa: PLC0415

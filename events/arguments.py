@@ -1,7 +1,7 @@
 """Checks the arguments of queries about stored rooms before the database is queried (pure).
 
 A value that cannot be stored (with a NUL or half a surrogate pair, or of more than 255 bytes) cannot be found either. It
-counts as unknown, not as an error. An argument that is invalid in any query (a limit of 0, a number for an ID) raises
+counts as unknown, not as an error. An argument that no query accepts (a limit of 0, a number for an ID) raises
 ``InvalidQuery``.
 """
 
@@ -28,10 +28,10 @@ def can_be_stored(value: object) -> bool:
 
 
 def checked_ids(values: Iterable[str], most: int) -> list[str]:
-    """Returns each ID that can be stored once, in the order given.
+    """Returns the IDs that can be stored, in the order given and without repetitions.
 
-    Raises ``InvalidQuery`` if ``values`` is a single ID or not iterable, or contains anything but strings. The same for
-    more than ``most`` IDs.
+    Raises ``InvalidQuery`` if ``values`` is a single ID, is not iterable, or contains anything but strings. Raises it
+    also if more than ``most`` IDs are left.
     """
     if isinstance(values, str | bytes):
         raise InvalidQuery(f"{values!r:.100} is one ID; give a list of them.")

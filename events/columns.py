@@ -17,9 +17,9 @@ _OWN = (
     "relates_to", "outlier", "rejected_reason", "soft_failed",
 )  # fmt: skip
 EVENT_COLUMNS = (*_OWN, "redacted_by", "state_unresolved", "state_group")
-"""Columns of ``events_event`` without its position, writer and time."""
+"""The columns of ``events_event``, except its position, writer and time of arrival."""
 own_columns = attrgetter(*("depth" if name == "topological_ordering" else name for name in _OWN))
-"""Returns the values of the first columns, which follow from the event itself."""
+"""Returns the values of the columns ``_OWN``, which follow from the event itself."""
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "events_backwardextremity": ("room_id", "event_id"),
     "events_currentstate": ("room_id", "type", "state_key", "event_id", "membership"),
@@ -40,7 +40,10 @@ INSERT_INTO = {table: f"INSERT INTO {table} ({', '.join(columns)})" for table, c
 
 
 def event_row(event: ParsedEvent, redacted_by: str | None, state_group: int | None) -> tuple[object, ...]:
-    """Returns one row of ``EVENT_COLUMNS``. An event of the graph without a state group has an unknown state."""
+    """Returns the values of ``EVENT_COLUMNS`` for one event.
+
+    The state of an event in the graph counts as unknown if ``state_group`` is null.
+    """
     return (*own_columns(event), redacted_by, is_unresolved(event, state_group), state_group)
 
 

@@ -1,8 +1,8 @@
 """The declarations of the streams ``events`` and ``backfill`` (pure).
 
 ``events`` is a union of two tables: new events (``["ev", …]``) and changes of rooms' current state (``["state", …]``).
-Rows of one position are sent in that order. ``backfill`` reads rows of the same event table with a negative stream
-ordering. Its tokens are positive and ascend away from zero.
+If one position has rows of both, the new event is sent first. ``backfill`` has the rows of the event table with a
+negative stream ordering. Their tokens are positive: the event at -5 has the token 5.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEW_EVENT = (
     *("event_id", "room_id", "type", "state_key", "redacts", "relates_to", "membership"),
     IsSet("rejected_reason"),
 )
-#: If the event ID is null, the entry was removed.
+#: A null event ID says that the entry was removed.
 _STATE = ("room_id", "type", "state_key", "event_id")
 
 EVENTS = StreamDeclaration(
@@ -90,5 +90,5 @@ CACHE_NAME = "stored_event"
 
 
 def declarations() -> tuple[StreamDeclaration, ...]:
-    """Returns the streams of this room, in the order of the protocol's stream table."""
+    """Returns the declarations of both streams, in the order of the protocol's stream table."""
     return (EVENTS, BACKFILL)

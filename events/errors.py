@@ -1,26 +1,26 @@
-"""Errors of the room ``events`` (pure).
+"""Errors of the app ``events`` (pure).
 
     EventsError
     ├── NotCanonical         a value that canonical JSON cannot express
     ├── EventRefused         a line or an event that cannot be stored: ``reason`` is one stable word of ``Reason``
     ├── EventNotAllowed      a local event that the auth rules refuse
     ├── SignaturesUnchecked  the caller did not say who checks the signatures of the events to store
-    ├── UnusableKeys         keys of servers that cannot be read
+    ├── UnusableKeys         server keys that cannot be read
     ├── HistoryError         events of a room that contradict each other
     ├── CannotForget         a room that the user has not left
     ├── TooManyWaiters       the limit of waiting callers in this process is reached
     ├── CompressionRefused   a room whose state groups are damaged
-    ├── CompressionWentWrong rewritten state groups would read differently; the transaction was rolled back
+    ├── CompressionWentWrong rewritten state groups would give other states; the transaction was rolled back
     ├── PositionsTaken       archived events whose stream positions belong to other events here
     ├── PurgeRefused         the room would be left without forward extremities, or is being purged already
-    ├── PurgeWentWrong       a purge that would change what stays; its transaction was rolled back
+    ├── PurgeWentWrong       a purge would have changed what it has to keep; its transaction was rolled back
     ├── RangesDisagree       recomputed ranges do not match the room's current state; nothing was written
     └── ReadingError
         ├── UnknownEvent     no event with this ID is stored
         ├── UnknownRoom      no event of this room is stored
         ├── StateUnresolved  the requested state is not known
         ├── NotReadable      the user may not read the room, or the room's visibility is not known
-        ├── InvalidQuery     a limit or an ID that is invalid in any query
+        ├── InvalidQuery     a limit or an ID that no query accepts
         └── BadToken         a timeline token that cannot be read
 
 Messages say what is wrong, where, and what would be right.
@@ -58,7 +58,7 @@ __all__ = [
 
 
 class EventsError(Exception):
-    """The base of all errors of this room."""
+    """The base class of all errors of this app."""
 
 
 class PositionsTaken(EventsError):
@@ -66,11 +66,11 @@ class PositionsTaken(EventsError):
 
 
 class PurgeRefused(EventsError):
-    """A purge of a room's history that is not possible in this form, or not now."""
+    """A purge of a room's history that cannot be done as requested, or not at this time."""
 
 
 class PurgeWentWrong(EventsError):
-    """A purge that would have changed what stays. Its transaction was rolled back."""
+    """A purge that would have changed what it has to keep. Its transaction was rolled back."""
 
 
 class RangesDisagree(EventsError):
@@ -85,7 +85,7 @@ class CompressionRefused(EventsError):
 
 
 class CompressionWentWrong(EventsError):
-    """Rewritten state groups that would read differently than before. The transaction was rolled back."""
+    """State groups whose rewritten form would no longer give the same states. The transaction was rolled back."""
 
 
 class Reason(StrEnum):
@@ -150,11 +150,11 @@ class HistoryError(EventsError, ValueError):
 
 
 class SignaturesUnchecked(EventsError, TypeError):
-    """Events to store without a statement of who checks their signatures."""
+    """Events to be stored, although the caller did not say who checks their signatures."""
 
 
 class UnusableKeys(EventsError, ValueError):
-    """Keys of servers that cannot be read."""
+    """Server keys that cannot be read."""
 
 
 class CannotForget(EventsError):
@@ -186,7 +186,7 @@ class NotReadable(ReadingError):
 
 
 class InvalidQuery(ReadingError, ValueError):
-    """A limit or an ID that is invalid in any query."""
+    """A limit or an ID that no query accepts."""
 
 
 class BadToken(ReadingError, ValueError):

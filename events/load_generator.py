@@ -33,7 +33,11 @@ _ROOM_VERSION = "11"
 
 @dataclass(slots=True)
 class _Line:
-    """The latest event and the state of the room, which the next event refers to. It is replaced only after a commit."""
+    """The progress of a generator in its room: the number of events, the latest event, and the state.
+
+    The next event refers to the latest event and to the state. The generator's ``_Line`` is replaced only after a
+    commit.
+    """
 
     number: int = 0
     last_event: str | None = None
@@ -41,7 +45,7 @@ class _Line:
 
 
 class EventLoad:
-    """A generator of events in one room. The first three set up the room."""
+    """A generator of events in one room. The first three events set up the room."""
 
     def __init__(self, _stream: Stream, thread: int) -> None:
         server = stream_settings().server_name
@@ -57,7 +61,7 @@ class EventLoad:
         return [event.stream_ordering for event in stored]
 
     def _events(self, count: int) -> tuple[list[ParsedEvent], _Line]:
-        """Returns the next events of the room, each on top of the one before, and the room's ``_Line`` after them."""
+        """Returns the next events of the room, each on top of the one before, and the ``_Line`` after them."""
         line = _Line(self._line.number + count, self._line.last_event, dict(self._line.state))
         found: list[ParsedEvent] = []
         for number in range(self._line.number, line.number):

@@ -1,4 +1,4 @@
-"""Reads stored states for the auth rules: a few entries of many groups, with the events that these name.
+"""Reads a few entries from many state groups, for the auth rules, with the events that the entries name.
 
 Reads on the given database alias, in the caller's transaction if there is one.
 """
@@ -38,7 +38,7 @@ def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent:
 
 
 class StoredStates:
-    """The entries of some keys in the states of some groups."""
+    """The entries with certain keys in the states of some groups, and the parsed events that they name."""
 
     def __init__(self, groups: Iterable[int], keys: Collection[StateKey], using: str = "default") -> None:
         self._entries = entries(sorted(set(groups)), keys, using)
@@ -46,7 +46,7 @@ class StoredStates:
         self._events = parsed_events(named, using)
 
     def state(self, group: int | None) -> Mapping[StateKey, ParsedEvent] | None:
-        """Returns the state of a group for the auth rules, or null for no group."""
+        """Returns the read entries of a group's state, in the form for the auth rules. Returns null for no group."""
         if group is None:
             return None
         found = self._entries[group].items()

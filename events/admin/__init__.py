@@ -46,24 +46,27 @@ def _preformatted(text: str) -> SafeString:
 
 
 class _PageAdmin(ReadOnlyAdmin):
-    """An admin whose page of a row adds a template of its own to Django's list of columns.
+    """An admin that adds a template of its own, ``page_template``, to Django's page of one row.
 
-    Where the site's templates are not installed, Django's page alone is shown.
+    If the site's templates are not installed, Django's page alone is shown.
     """
 
     page_template = ""
 
     @property
     def change_form_template(self) -> Any:  # type: ignore[override]  # Django takes the first template that there is
-        """The template of the page, then Django's as the fallback."""
+        """The templates to try in this order: the page's own, then Django's."""
         return [self.page_template, "admin/change_form.html"]
 
     def page_context(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Returns the template's variables beside the columns."""
+        """Returns the variables that ``page_template`` needs in addition to Django's."""
         raise NotImplementedError
 
     def render_change_form(self, request: HttpRequest, context: dict[str, Any], *args: Any, **more: Any) -> Any:
-        """Adds the variables of the page to Django's. Django has checked the permission to view before."""
+        """Renders the page with the variables of ``page_context``.
+
+        Django has already checked that the user may view the row.
+        """
         if (row := more.get("obj")) is not None:
             context |= self.page_context(request, row)
         return super().render_change_form(request, context, *args, **more)
@@ -105,7 +108,7 @@ class EventAdmin(_PageAdmin, FactAdmin):
         return context_of_event(row, request.GET.dict(), stream_settings().database)
 
     def get_urls(self) -> list[Any]:
-        """Adds the address of the exact bytes."""
+        """Returns Django's URLs, and in front of them the URL of ``json_view``."""
         own = path("<path:object_id>/json/", self.admin_site.admin_view(self.json_view), name="events_event_json")
         return [own, *super().get_urls()]
 

@@ -1,6 +1,6 @@
-"""The context of an event's admin page, read in a bounded number of queries for any event.
+"""Builds the context of an event's admin page, with a bounded number of queries for any event.
 
-Everything is plain text and numbers; the template escapes it. The page says where something was cut.
+All values are plain text and numbers, and the template escapes them. The page says where a text or a list was cut.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Linked events on one side of an event in the graph. ``more``: there are others that are not listed."""
+    """The linked events on one side of an event in the graph.
+
+    ``more`` is true if not all of them are listed. ``nothing`` is the text that is shown if there are none.
+    """
 
     title: str
     links: Sequence[EventLink]
@@ -59,7 +62,7 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of a state, or a change of one."""
+    """An entry of a state, or the change of an entry from ``before`` to ``after``."""
 
     type: str
     state_key: str
@@ -89,7 +92,7 @@ def event_page(event: Event, asked: Mapping[str, str], using: str) -> dict[str, 
 
 
 def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
-    """Returns the columns of the event in words."""
+    """Returns the part of the context that describes the event itself, in words and links."""
     return {
         "event": event,
         "title_words": f"{shown(event.type, 100)} {shown(event.state_key, 100)}".strip(),
@@ -111,7 +114,10 @@ def _moment(milliseconds: int) -> str:
 
 
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
-    """Returns, in words, the answer to the question if a user may see the event. Without a user there is no answer."""
+    """Returns the part of the context that says in words whether the user may see the event.
+
+    It has no answer if ``user`` is empty, and an error message if the question cannot be answered.
+    """
     user = user.strip()
     if not user:
         return {"asked_user": ""}
@@ -186,7 +192,10 @@ def _cut(text: str) -> Text:
 
 
 def _edges(event: Event, content: dict[str, Any] | None, using: str) -> list[tuple[str, list[str], bool, str]]:
-    """Returns (title, event IDs, true if there are more, text for none) of each side of the graph."""
+    """Returns a title, event IDs, a flag and a text for each list of related events: prev, next and auth events.
+
+    The flag is true if there are more events than listed. The text is shown if there are none.
+    """
     edges = EventEdge.objects.using(using)
     below = edges.filter(event_id=event.event_id).order_by("prev_event_id")
     above = edges.filter(prev_event_id=event.event_id).order_by("event_id")
@@ -208,7 +217,7 @@ def _first(ids: Any) -> tuple[list[str], bool]:
 
 
 def _auth_events(content: dict[str, Any] | None) -> list[str]:
-    """Returns the event IDs that the event lists. In room versions 1 and 2 each comes with a hash."""
+    """Returns the IDs that the event lists as auth events. In room versions 1 and 2 each ID comes with a hash."""
     listed = content.get("auth_events") if content is not None else None
     found = [
         item[0] if isinstance(item, list) and item else item for item in (listed if isinstance(listed, list) else [])
@@ -221,7 +230,10 @@ def _auth_events(content: dict[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _StatePart:
-    """The state at the event. If there is none, it is null and ``trouble`` has the reason."""
+    """The state at the event, with one page of the entries after it.
+
+    If there is no state, ``state`` is null and ``trouble`` has the reason.
+    """
 
     state: StateAt | None
     trouble: str
@@ -244,7 +256,7 @@ class _StatePart:
         return cls(found, "", page, pages, [(key, found.after[key]) for key in keys])
 
     def named(self) -> list[str]:
-        """Returns the IDs of events to be linked."""
+        """Returns the IDs of the events that this part of the page links to."""
         changed = [event_id for pair in self.changes.values() for event_id in pair if event_id is not None]
         return [*changed, *(event_id for _, event_id in self.entries)]
 

@@ -1,8 +1,8 @@
-"""The layout of the latest events of a room as a graph: rows, lanes and lines.
+"""Computes the layout of a room's latest events as a graph: rows, lanes and lines.
 
-Each event has a row, the newest on top, and is above the events that it builds on. A lane is a column for a line down to
-an earlier event: a fork has several lanes, a merge ends them. This module only computes positions, in SVG units. The
-caller chooses shapes and words.
+Each event has a row. The newest event is on top, and each event is above its prev events. A lane is a column in which a
+line runs down to an earlier event. Seen from the top, an event that merges forks begins several lanes, and the event at
+which the room forked ends them. This module only computes positions, in SVG units. The caller chooses shapes and words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PictureEvent:
-    """An event to be drawn. ``place`` is (topological, stream): it orders events that the graph leaves unordered."""
+    """An event to be drawn.
+
+    ``place`` is (topological, stream). It orders events that the graph leaves unordered.
+    """
 
     event_id: str
     prev_event_ids: Sequence[str]
@@ -45,8 +48,8 @@ class PictureEvent:
 class Node:
     """A drawn event.
 
-    ``older`` counts its prev events that are stored, but to which no line is drawn. ``missing`` counts those that are not
-    stored.
+    ``older`` is the number of its prev events that are stored, but to which no line is drawn. ``missing`` is the number
+    of its prev events that are not stored.
     """
 
     event: PictureEvent
@@ -67,13 +70,13 @@ class Node:
 
     @property
     def stub(self) -> str:
-        """The SVG path of a short line towards events below the picture, or an empty text."""
+        """The SVG path of a short line down, for prev events to which no line is drawn. Empty if there are none."""
         return f"M{self.x} {self.y}v{_ROW // 2}" if self.older or self.missing else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The nodes from top to bottom, the lines between them as SVG paths, and the size without the words."""
+    """The finished layout: nodes from top to bottom, the lines between them as SVG paths, and the number of lanes."""
 
     nodes: Sequence[Node]
     lines: Sequence[str]
@@ -123,9 +126,10 @@ def draw(events: Sequence[PictureEvent], missing: Collection[str] = ()) -> Pictu
 
 
 def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
-    """Returns the events in the order of rows: each above the events that it builds on, otherwise by descending place.
+    """Returns the events from the top row to the bottom row, each before its prev events.
 
-    If only cycles and events below them are left, the event with the highest place comes next.
+    Events that the graph leaves unordered are sorted by descending place. If only events in cycles, or below cycles,
+    are left, the event with the highest place comes next.
     """
     by_id = {event.event_id: event for event in events}
     above = dict.fromkeys(by_id, 0)
@@ -154,7 +158,7 @@ def _descending(event: PictureEvent) -> tuple[int, int]:
 
 
 class _Lanes:
-    """The lanes that lines occupy on their way down, each with the event that its line leads to."""
+    """The lanes that are in use at a row. Each has the event to which its line leads."""
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self._rows = rows
@@ -163,7 +167,10 @@ class _Lanes:
         self.used = 1
 
     def place(self, event: PictureEvent, row: int, missing: Collection[str]) -> Node:
-        """Returns the node of an event. Ends the lines that lead to it, and begins its own."""
+        """Returns the node of the event in this row.
+
+        Ends the lines that lead to the event, and begins lines to its prev events.
+        """
         mine = sorted(lane for lane, target in self._taken.items() if target == event.event_id)
         lane = mine[0] if mine else self._free()
         for ended in mine:
@@ -193,7 +200,10 @@ class _Lanes:
 
 
 def _path(above: Node, lane: int, below: Node) -> str:
-    """Returns the path of a line in its lane from one event down to another, bent only next to the two."""
+    """Returns the SVG path of a line from one event down to another.
+
+    The line runs straight down in its lane, and bends only next to the two events.
+    """
     start, end, x = (above.x, above.y), (below.x, below.y), _x(lane)
     if below.row == above.row + 1:
         return f"M{start[0]} {start[1]}" + _bend(start, end)

@@ -30,12 +30,12 @@ class EventLink:
 
     @property
     def label(self) -> str:
-        """The ID as safe text for a page. In room versions 1 and 2 the sender chooses it."""
+        """The ID as safe text for a page. In room versions 1 and 2 the sender chooses the ID."""
         return shown(self.event_id, 260)
 
 
 def event_links(event_ids: Iterable[str], using: str) -> dict[str, EventLink]:
-    """Returns a link for each of these events, stored or not. Each query reads a thousand."""
+    """Returns a link for each of these events, stored or not. Each query reads at most 1,000 events."""
     wanted = list(dict.fromkeys(event_ids))
     found = {event_id: EventLink(event_id) for event_id in wanted}
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):
@@ -53,7 +53,7 @@ def link_of(event: Event) -> EventLink:
 
 
 def verdict_words(event: Event) -> list[str]:
-    """Returns words for what is special about an event, the most important first, or none for an ordinary event."""
+    """Returns words for what is special about an event, the most important first. An ordinary event has none."""
     found = {
         "rejected": event.rejected_reason is not None,
         "soft-failed": event.soft_failed,

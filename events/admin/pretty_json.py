@@ -11,7 +11,10 @@ __all__ = ["pretty_json"]
 
 
 def pretty_json(stored: bytes | memoryview) -> str:
-    """Returns indented JSON, or the bytes as text if they are no JSON. The result can always be encoded and displayed."""
+    """Returns indented JSON, or the bytes as text if they are not JSON.
+
+    The result can always be encoded as UTF-8 and displayed.
+    """
     raw = bytes(stored)
     try:
         text = json.dumps(json.loads(raw), indent=2, ensure_ascii=False)

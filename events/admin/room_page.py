@@ -1,4 +1,4 @@
-"""The context of a room's admin page.
+"""Builds the context of a room's admin page.
 
 The page shows forward and backward extremities, members, current state, and the latest events as a graph.
 """
@@ -28,7 +28,7 @@ _WORDS_WIDTH = 640
 
 @dataclass(frozen=True, slots=True)
 class DrawnEvent:
-    """A node of the picture with its words."""
+    """A node of the picture, with the link and the words that are shown beside it."""
 
     node: Node
     link: EventLink
@@ -90,7 +90,8 @@ def _page(rows: QuerySet[Any], count: int, asked: str | None) -> Page:
 def _picture(room_id: str, extremities: set[str], using: str) -> dict[str, Any]:
     """Returns the variables for the graph of the latest events.
 
-    They are the latest by arrival, because a sender could push events out of the picture with a claimed depth.
+    The latest events are chosen by arrival, not by depth. Otherwise a sender could push events out of the picture by
+    claiming a large depth.
     """
     events = list(Event.read.using(using).in_room(room_id).order_by("-stream_ordering")[:_LAST_EVENTS])
     by_id = {event.event_id: event for event in events}
@@ -128,7 +129,7 @@ def _kind(event: Event) -> Kind:
 
 
 def _drawn(node: Node, event: Event) -> DrawnEvent:
-    """Returns a node with its words. Everything special is said in words, not by colour or shape alone."""
+    """Returns a node with its link and words. The words say everything special, so colour and shape are not needed."""
     words = ["forward extremity"] if node.event.is_extremity else []
     words += [word for word in link_of(event).words if word != "backfilled"]
     if node.missing:

@@ -1,7 +1,8 @@
 """Walks down a room's graph, from some events to those before them (pure).
 
-The graph is read in pieces. The caller gives a function that reads events by ID, and may return events below them in
-advance. Each event is visited once, so a cycle ends. Events that cannot be read are left out.
+The graph is read in pieces. The caller gives a function that reads events by ID. It may also return earlier events,
+which the walk then does not ask for. Each event is visited once, so a cycle ends. Events that cannot be read are left
+out.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["Place", "Read", "breadth_first", "deepest_first"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An event's place in the graph."""
+    """One event of the graph: its ID, its place in the timeline, its prev events, and if it was rejected."""
 
     event_id: str
     topological_ordering: int
@@ -30,7 +31,7 @@ class Place:
 
 
 Read = Callable[[Collection[str]], Iterable[Place]]
-"""A function that returns events by ID, and perhaps some below them."""
+"""A function that returns the events with these IDs, and perhaps some earlier events that they build on."""
 
 
 class _Graph:
@@ -42,7 +43,7 @@ class _Graph:
         self._met: set[str] = set()
 
     def meet(self, event_ids: Iterable[str]) -> list[Place]:
-        """Marks the events as visited. Returns those that are new and could be read."""
+        """Marks the events as visited. Returns the events that were not visited before and could be read."""
         new = [event_id for event_id in dict.fromkeys(event_ids) if event_id not in self._met]
         self._met.update(new)
         unread = [event_id for event_id in new if event_id not in self._known]
@@ -54,7 +55,7 @@ class _Graph:
 def deepest_first(starts: Collection[str], read: Read) -> Iterator[Place]:
     """Yields the starts and all events below them, in an order close to the timeline read backwards.
 
-    Next is always the event that is last in timeline order among those that were reached and not yet given.
+    Each step yields the last event in timeline order, among the events that were reached and not yet yielded.
     """
     graph = _Graph(read)
     queue = [_turned(place) for place in graph.meet(starts)]
@@ -75,8 +76,8 @@ def breadth_first(
 ) -> Iterator[Place]:
     """Yields the events below the starts, nearest first. The starts are left out.
 
-    Also left out are the events ``without``, those that are reached only through them, and those with a depth below
-    ``min_depth``.
+    The walk does not enter the events ``without`` or events with a depth below ``min_depth``. So events that are
+    reached only through these are left out, too.
     """
     graph = _Graph(read)
     graph.meet(without)  # counts as visited, so the walk never passes through these events

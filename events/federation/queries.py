@@ -1,9 +1,9 @@
 """Reads rooms for other servers: history before some events, events between two places, and the state at an event.
 
-Each event is given as the asking server may see it (``events.federation.visibility``), pruned if it may not see the
-content. The caller checks first that the server may ask at all (``events.federation.visibility.server_in_room``): a
-server that is not in a room gets nothing. Walks follow prev edges through all events except outliers. Rejected events are
-walked through, and not given out.
+Each event is returned as the asking server may see it (``events.federation.visibility``): pruned if the server may not
+see the content. The caller checks first that the server may ask at all
+(``events.federation.visibility.server_in_room``): a server that is not in a room gets nothing. Walks follow prev edges
+through all events except outliers. They pass through rejected events, but do not return them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from streams.db.consistent_read import read_only_snapshot
 __all__ = ["EVENTS_LIMIT", "StateIds", "auth_chain", "backfill", "missing_events", "state_ids", "topological_walk"]
 
 EVENTS_LIMIT = 100
-"""The most events that a server gets at once. A larger limit counts as this one."""
+"""The most events that a server gets at once. If the requested limit is larger, this limit applies."""
 _STARTS_LIMIT = 100
 _LEVELS_AT_ONCE = 50
 _PLACES_AT_ONCE = 2_000
 _MET_PER_EVENT = 10
 _PAGE = 500
 
-#: Events and those below them, level by level, up to the size of a piece.
+#: Some events and the events that they build on, level by level, up to a limit.
 _BELOW = """
 WITH RECURSIVE below (event_id, level) AS (
     SELECT unnest(%(events)s::text[]) COLLATE "C", 0
@@ -63,7 +63,7 @@ SELECT {SERVED} FROM (
 ORDER BY e.topological_ordering, e.stream_ordering
 """
 
-#: The auth events of state events, and theirs, each once. A sender may name events of other rooms; these are left out.
+#: Some state events and their auth chains, each event once. Senders may name events of other rooms; these are left out.
 _AUTH_CHAIN = """
 WITH RECURSIVE chain (event_id) AS (
     SELECT event_id FROM events_event WHERE event_id = ANY(%(events)s::text[]) AND room_id = %(room)s
@@ -86,9 +86,10 @@ class StateIds:
 def backfill(
     server: str, room_id: str, from_event_ids: Collection[str], limit: int = EVENTS_LIMIT, using: str = "default"
 ) -> list[ServedEvent]:
-    """Returns the given events of the room and those before them, last in timeline order first, as the server sees them.
+    """Returns the given events of the room and events before them, as the server sees them.
 
-    Returns at most ``limit`` events, and never more than ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``InvalidQuery``.
+    Their order is close to the timeline read backwards. Returns at most ``limit`` events, and never more than
+    ``EVENTS_LIMIT``. Raises ``UnknownRoom`` and ``InvalidQuery``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts = checked_ids(from_event_ids, _STARTS_LIMIT)
@@ -107,10 +108,11 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
     min_depth: int = 0,
     using: str = "default",
 ) -> list[ServedEvent]:
-    """Returns the events below ``latest`` that are not reached from ``earliest``. Both ends are left out.
+    """Returns the events that prev edges lead to from ``latest``, on paths that do not pass through ``earliest``.
 
-    If there are more than ``limit``, those nearest to ``latest`` are chosen. The result is sorted oldest first. Raises
-    ``UnknownRoom`` and ``InvalidQuery``.
+    The events ``latest`` and ``earliest`` themselves are left out. A path ends at an event with a depth below
+    ``min_depth``, which is left out, too. If there are more than ``limit``, the events nearest to ``latest`` are
+    chosen. The result is sorted oldest first. Raises ``UnknownRoom`` and ``InvalidQuery``.
     """
     wanted = checked_limit(limit, EVENTS_LIMIT)
     starts, known = checked_ids(latest, _STARTS_LIMIT), checked_ids(earliest, _STARTS_LIMIT)
@@ -125,11 +127,12 @@ def missing_events(  # noqa: PLR0913 - the question of the federation API, as it
 def topological_walk(
     room_id: str, server: str | None = None, after: str | None = None, using: str = "default"
 ) -> Iterator[ServedEvent]:
-    """Returns all events of a room by (topological, stream), oldest first, beyond the token ``after``, as ``server`` sees them.
+    """Returns an iterator over all events of a room by (topological, stream), oldest first, as ``server`` sees them.
 
-    Without ``server`` no event is pruned. Memory is bounded by a page. The walk continues where the last page ended, so
-    it includes events that arrive meanwhile above that place. Senders claim the topological ordering, so an event with a
-    false depth may come before its prev events. Raises ``UnknownRoom`` and ``BadToken``.
+    It begins beyond the token ``after``. Without ``server`` no event is pruned. Memory is bounded by a page. Each page
+    begins where the last one ended, so events that arrive meanwhile above that place are included. Senders claim the
+    topological ordering, so an event with a false depth may come before its prev events. Raises ``UnknownRoom`` and
+    ``BadToken``.
     """
     place = timeline_place(after) if after is not None else (-1, 0)
     _check_room(room_id, using)
@@ -137,7 +140,10 @@ def topological_walk(
 
 
 def state_ids(event_id: str, using: str = "default") -> StateIds:
-    """Returns the IDs of the state before an event, and of its auth chain. Raises ``UnknownEvent`` and ``StateUnresolved``."""
+    """Returns the IDs of the state before an event, and of the auth chain of that state.
+
+    Raises ``UnknownEvent`` and ``StateUnresolved``.
+    """
     if not can_be_stored(event_id):
         _unknown(event_id)
     with read_only_snapshot(using):
@@ -150,9 +156,10 @@ def state_ids(event_id: str, using: str = "default") -> StateIds:
 
 
 def auth_chain(event_id: str, using: str = "default") -> list[str]:
-    """Returns the auth events of an event, and theirs, down to the create event. The IDs are sorted.
+    """Returns the auth chain of an event: its auth events, their auth events, and so on down to the create event.
 
-    The event itself is left out, and so are events that are not stored here or are of another room. Raises ``UnknownEvent``.
+    The IDs are sorted. The event itself is left out, and so are events that are not stored here or are of another room.
+    Raises ``UnknownEvent``.
     """
     event = parsed_events([event_id], using).get(event_id) if can_be_stored(event_id) else None
     if event is None:
@@ -169,7 +176,10 @@ def _unknown(event_id: str) -> NoReturn:
 
 
 def _below_in_auth(event_ids: Sequence[str], room_id: str, using: str) -> list[str]:
-    """Returns the events reached by auth edges from these ones. One of these is included only if another leads to it."""
+    """Returns the IDs of all events in the room that auth edges lead to, directly or not, from ``event_ids``.
+
+    One of ``event_ids`` is included only if auth edges lead to it.
+    """
     rows = EventAuth.objects.using(using).filter(event_id__in=event_ids).values_list("auth_event_ids", flat=True)
     return _chain([event_id for ids in rows for event_id in ids], room_id, using)
 
@@ -200,7 +210,10 @@ def _reader(room_id: str, using: str) -> Read:
 
 
 def _first(walk: Iterator[Place], wanted: int) -> list[Place]:
-    """Returns the first events of the walk that may be given out."""
+    """Returns the first ``wanted`` events of the walk that are not rejected.
+
+    Fewer are returned if the walk meets too many rejected events.
+    """
     met = islice(walk, wanted * _MET_PER_EVENT)  # ends a walk through very many rejected events
     return list(islice((place for place in met if not place.rejected), wanted))
 

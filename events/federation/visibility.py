@@ -1,8 +1,8 @@
-"""Computes what another server sees of stored events: the rule for servers, applied to many events at once.
+"""Computes what another server sees of stored events. Applies the rule for servers to many events at once.
 
-A server sees an event in full or pruned, depending on the state after it: the history visibility there, and, if that is
-closed, the memberships of the server's users. The states of all events are read by a few queries, however many events
-there are.
+A server sees an event in full or pruned. This depends on the state after the event: the history visibility there and,
+if that is closed, the memberships of the server's users. The states of all events are read by a few queries, however
+many events there are.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def as_seen_by(server: str, events: Sequence[ServedEvent], using: str = "default
 
 
 def server_verdicts(server: str, event_ids: Collection[str], using: str = "default") -> dict[str, Verdict]:
-    """Returns by event ID what the server sees and by which rule. Events that are not stored are left out.
+    """Returns for each event ID what the server sees, and by which rule. Events that are not stored are left out.
 
     Raises ``InvalidQuery`` if ``server`` cannot be a server name.
     """
@@ -85,7 +85,10 @@ def server_verdicts(server: str, event_ids: Collection[str], using: str = "defau
 
 
 def server_in_room(server: str, room_id: str, using: str = "default") -> bool:
-    """Returns true if a user of the server is joined now. Only such a server may be given anything of the room."""
+    """Returns true if a user of the server is joined now.
+
+    Only such a server may be given anything of the room.
+    """
     if not can_be_stored(server) or not can_be_stored(room_id):
         return False
     with connections[using].cursor() as cursor:
@@ -109,9 +112,11 @@ def _verdicts(server: str, event_ids: Sequence[str], using: str) -> Iterable[tup
 
 
 def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, set[str | None]]:
-    """Returns by group the memberships of the server's users. Once one of them is joined, the others are left out.
+    """Returns for each state group the memberships of the server's users in it.
 
-    Groups of a room share few chains, so each chain is read once, and not once for each group.
+    The search in a group ends at the first user who is joined, so other memberships may be missing then. State groups
+    are stored as chains of deltas (``state.models``). The groups of a room share few chains, so each chain is read
+    once, and not once for each group.
     """
     spans: dict[int, list[tuple[int, int]]] = {}
     highest: dict[int, int] = {}
@@ -130,7 +135,7 @@ def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, 
 def _until_joined(
     spans: Sequence[tuple[int, int]], rows: Mapping[int, Sequence[tuple[int, str, str | None]]]
 ) -> set[str | None]:
-    """Returns the memberships in one group, up to the first ``join``."""
+    """Collects the memberships in one group, from the newest row to the oldest, up to the first ``join``."""
     # From the newest row to the oldest: the first row of a user is their membership in this group. The rows of a chain are
     # shared by groups; this one has those up to ``upto``.
     met: set[str] = set()

@@ -1,1 +1,1 @@
-"""One event as JSON: strict reading, canonical form, fields, hashes, signatures, redaction, the client's form."""
+"""One event as JSON: strict decoding, canonical form, fields, hashes, signatures, redaction, the form for clients."""

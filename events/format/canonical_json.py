@@ -1,11 +1,11 @@
 """Canonical JSON: the single byte form of a value, over which hashes and signatures are computed (pure).
 
 Keys are sorted by code point. There are no spaces, the text is UTF-8, and escapes are the shortest. Under the strict
-rules (room version 6 and later) numbers are integers within ±(2^53 - 1). Before that any integer and any finite float is
-accepted, as servers of that time did.
+rules (room version 6 and later) numbers are integers within ±(2^53 - 1). In earlier versions any integer and any finite
+float is accepted, as servers of that time did.
 
-``orjson`` writes this form if its input is *plain*: no numbers but integers, and no deeper than it goes. Everything else
-goes through the slower encoder of the standard library.
+``orjson`` writes this form if its input is *plain*: all numbers are integers within ±(2^53 - 1), and the nesting is not
+too deep for ``orjson``. All other values go through the slower encoder of the standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def encode(value: Any, *, strict: bool = True) -> bytes:
 
 
 def encode_examined(value: Any, *, plain: bool) -> bytes:
-    """Returns the canonical form of a value, or of a part of it, for which ``examine`` returned ``plain``."""
+    """Returns the canonical form of a value that ``examine`` accepted, or of a part of such a value.
+
+    ``plain`` is the result of ``examine``. Raises ``NotCanonical`` if a string cannot be written as UTF-8.
+    """
     try:
         if plain:
             return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
@@ -44,9 +47,10 @@ def encode_examined(value: Any, *, plain: bool) -> bytes:
 
 
 def examine(value: Any, *, strict: bool = True) -> bool:
-    """Checks every value inside, and returns true if the value is plain, so that the fast encoder is exact.
+    """Checks a value with all values inside.
 
-    Raises ``NotCanonical`` for what JSON or the strict rules do not allow. Linear in the size of the value.
+    Returns true if it is plain, so that the fast encoder writes the exact form. Raises ``NotCanonical`` for what JSON
+    or the strict rules do not allow. Takes time linear in the size of the value.
     """
     plain = True
     level = [value]
@@ -78,7 +82,10 @@ def _check_keys(item: dict[Any, Any]) -> None:
 
 
 def _check_number(item: Any, strict: bool) -> bool:
-    """Returns true for an integer that every encoder writes alike."""
+    """Returns true for an integer within ±(2^53 - 1), which every encoder writes alike.
+
+    Returns false for other numbers that are allowed. Raises ``NotCanonical`` for anything else.
+    """
     kind = type(item)
     if kind is int:
         if -LARGEST_INTEGER <= item <= LARGEST_INTEGER:
@@ -94,5 +101,8 @@ def _check_number(item: Any, strict: bool) -> bool:
 
 
 def _shown(number: int) -> str:
-    """Returns a number for an error message. A very long one is given by its size, because printing it takes quadratic time."""
+    """Returns a number for an error message.
+
+    Of a very long number only the size is given, because printing it takes quadratic time.
+    """
     return str(number) if number.bit_length() < 200 else f"of {number.bit_length()} bits"

@@ -1,10 +1,10 @@
 """Makes the client's form of an event from its stored bytes (pure).
 
-Clients get the fields meant for them (type, content, sender …), the event ID and the room ID. Content is copied byte for
-byte, including its numbers. ``events.format.redaction`` decides what a redaction leaves.
+Clients get the fields meant for them (type, content, sender …), the event ID and the room ID. Content is copied byte
+for byte, including its numbers. ``events.format.redaction`` decides what a redaction leaves.
 
 Any server on the way may have written into ``unsigned``. So only two parts of it are given out: what this server adds
-itself, and the room state that comes with an invite or a knock, unless that event is redacted.
+itself, and the room state that comes with an invite or a knock. A redacted invite or knock has no room state.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["StoredForm", "client_json", "pruned_json"]
 class StoredForm(msgspec.Struct, frozen=True):
     """The stored bytes of an event, and the facts needed to show it.
 
-    ``pruned``: give out only what a redaction leaves. ``redacted_by``: ID of the redaction that applies. ``because``: that
-    redaction's own form, if it is stored here.
+    If ``pruned`` is true, only what a redaction leaves is given out. ``redacted_by`` is the ID of the redaction that
+    applies. ``because`` is the form of that redaction, if it is stored here.
     """
 
     event_id: str
@@ -49,7 +49,7 @@ class _Unsigned(msgspec.Struct):
 
 
 class _Stored(msgspec.Struct):
-    """The parts of a stored event that clients get. All others are skipped without decoding."""
+    """The parts of a stored event that clients get. All other parts are skipped without decoding."""
 
     content: msgspec.Raw
     origin_server_ts: msgspec.Raw
@@ -116,7 +116,7 @@ def _known_unsigned(stored: _Stored) -> _Unsigned:
         return _NOTHING
     try:
         known = _UNSIGNED.decode(stored.unsigned)
-    except msgspec.ValidationError:  # it may be anything: nobody signs it
+    except msgspec.ValidationError:  # it may be anything: no signature covers it
         return _NOTHING
     if not _is_event_id(known.replaces_state):
         known.replaces_state = msgspec.UNSET
@@ -140,7 +140,10 @@ def _room_state_key(event_type: Any, content: Any) -> str | None:
 
 
 def _rewritten(event: StoredForm) -> dict[str, Any]:
-    """Decodes and rewrites events that must be changed. All others take a fast path."""
+    """Returns the client's form of an event that is pruned or is a redaction, as a dictionary.
+
+    All other events take a faster path that copies their bytes.
+    """
     version = room_version(event.version)
     stored = _ANY.decode(event.json)
     if event.pruned:

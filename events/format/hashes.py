@@ -23,9 +23,9 @@ _NOT_IN_CONTENT_HASH = ("unsigned", "signatures", "hashes", "age_ts", "outlier",
 
 
 def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> str:
-    """Returns the hash of the whole event in standard base64 without padding.
+    """Returns the hash of the whole event, in standard base64 without padding.
 
-    ``plain`` is the answer of ``canonical_json.examine`` for this event, if the caller has it already.
+    ``plain`` is the result of ``canonical_json.examine`` for this event, if the caller has it already.
     """
     covered = dict(event)
     for key in _NOT_IN_CONTENT_HASH:
@@ -34,7 +34,7 @@ def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool 
 
 
 def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
-    """Returns true if ``hashes.sha256`` is the content hash. It is false for events that were redacted or tampered with.
+    """Returns true if ``hashes.sha256`` is the content hash. It is not for events that were redacted or tampered with.
 
     The decoded bytes are compared, because servers accept padded and URL-safe base64 as well. A missing or unreadable
     hash never matches. Hashes by other algorithms do not count.
@@ -48,7 +48,7 @@ def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plai
 
 
 def _same_bytes(told: str, right: str) -> bool:
-    """Returns true if another text encodes the same digest."""
+    """Returns true if ``told`` encodes the same digest as ``right``, perhaps in another form of base64."""
     if len(told) not in (len(right), _PADDED):
         return False
     try:

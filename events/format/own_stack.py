@@ -1,7 +1,7 @@
-"""Work on deeply nested values, whatever the depth of the caller's own calls (pure).
+"""Runs functions on deeply nested values, however deep the caller's own stack is (pure).
 
-An event may be nested 900 levels deep, and an interpreter allows some 1,000 calls within each other, those of the parser
-included. So what one process stored another could not read, or refused, from deeper within its program.
+An event may be nested 900 levels deep. The interpreter allows about 1,000 nested calls, including those of the parser.
+So a caller deep within its own program might refuse, or fail to read, an event that another process has stored.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 def on_own_stack(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What the function returns: on the stack of a thread of its own where the caller's has no room for it.
+    """Calls the function and returns its result. If the caller's stack has no room, calls it again in a new thread.
 
-    Raises ``RecursionError`` where that has none either.
+    Raises ``RecursionError`` if the stack of the new thread has no room either.
     """
     try:
         return function(*args, **kwargs)

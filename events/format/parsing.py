@@ -1,12 +1,13 @@
 """Parses a line of an import into an event, or gives the reason why it is refused (pure).
 
-A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}``. Of the wrapper ``event_id``,
-``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering`` are used, and other keys are ignored. The stored
-bytes of an event are its exact substring of the line. Each line is parsed on its own, in time linear in its length.
+A line is a bare federation event, or a wrapper ``{"json": {event}, "room_version": …}``. A wrapper may also have
+``event_id``, ``outlier``, ``rejected_reason``, ``soft_failed`` and ``stream_ordering``; other keys are ignored. The
+stored bytes of an event are its exact substring of the line. Each line is parsed on its own, in time linear in its
+length.
 
 If the content does not match its hash, the event was redacted or tampered with on the way, and no signature covers its
-content. Such an event is redacted here, before anything else reads it, so that only the redacted form is stored and served.
-An event that was redacted before it came has nothing more to lose, and keeps its bytes.
+content. Such an event is redacted here, before anything else reads it, so that only the redacted form is stored and
+served. If an event was redacted before it arrived, redacting it removes nothing, and its bytes are kept.
 """
 
 from __future__ import annotations
@@ -50,25 +51,25 @@ __all__ = [
 ]
 
 LINE_LIMIT_BYTES = 1024 * 1024
-"""Longest line that is looked at: sixteen times the size limit, room for white space and escapes."""
+"""The most bytes of a line. It is sixteen times the size limit of an event, to allow for white space and escapes."""
 SIZE_LIMIT_BYTES = 65_536
-"""Largest event in canonical form, what this server added itself (``unsigned``) not counted."""
+"""The most bytes of an event in canonical form, without ``unsigned``."""
 _LARGEST_BIGINT = 2**63 - 1
 IDENTIFIER_LIMIT_BYTES = 255
-"""Longest event ID, room ID, user ID, type or state key, in UTF-8."""
+"""The most bytes of an event ID, room ID, user ID, type or state key, in UTF-8."""
 _KINDS: dict[type, str] = {str: "a string", int: "an integer", dict: "an object", list: "an array", bool: "a boolean"}
 ANNOUNCING = b"m.room.create"
-"""What stands in every line that ``announced_version`` learns from."""
+"""Bytes that every line with a create event contains."""
 
 
 class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """One event, checked, with everything that storage and the room's graph need.
 
     ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only if
-    rules read it later (``ruled_content``), else it is empty. ``json`` is what is stored: the received bytes, or the
-    redacted form if ``content_hash_matches`` is false. It may be emptied for ``events.history``, which does not read it.
-    ``rejection_given`` and ``soft_failure_given`` are true if the source stated the verdict, so that the rules are not
-    applied.
+    rules read it later (``ruled_content``), else it is empty. ``json`` has the bytes to store: the received bytes, or
+    the redacted form if ``content_hash_matches`` is false. It may be emptied for ``events.history``, which does not
+    read it. ``rejection_given`` and ``soft_failure_given`` are true if the source stated this part of the verdict, so
+    that the rules are not applied.
     """
 
     event_id: str
@@ -113,7 +114,7 @@ _RULED_MEMBER_KEYS = ("third_party_invite", "join_authorised_via_users_server")
 
 
 def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the part of the content that decides about this or other events: power, membership, visibility."""
+    """Returns the part of the content that the rules read: for power, membership, joining and visibility."""
     if event_type in _RULED_TYPES:
         return content
     if event_type == "m.room.member":  # the membership has a field of its own
@@ -122,7 +123,7 @@ def ruled_content(event_type: str, content: Mapping[str, Any]) -> Mapping[str, A
 
 
 class Verdict(NamedTuple):
-    """The outcome for an event: the last fields of ``ParsedEvent``."""
+    """How an event was judged, and its position: the last fields of ``ParsedEvent``."""
 
     outlier: bool
     rejected_reason: str | None
@@ -137,16 +138,18 @@ def parse_stored(
 ) -> ParsedEvent:
     """Returns a stored event with its verdict. Raises ``EventRefused`` and ``ValueError``.
 
-    ``json`` of the result is empty, unless other bytes should be stored: the redacted form of content that does not match
-    its hash. If the event ID is the event's hash and the content hash matches, the fields are those that were checked
-    when the event was stored, and are not checked again. Fields that the hashes do not cover are checked. Without such
-    proof everything is. Equal values of a room's events share one object in ``kept``.
+    ``json`` of the result is empty if the stored bytes may stay. Otherwise it has the bytes that should replace them:
+    the redacted form, because the content does not match its hash.
+
+    All fields were checked when the event was stored. Fields that a hash covers are not checked again if the event ID
+    is the event's hash and the content hash matches. Without this proof every field is checked. ``kept`` collects
+    values, so that equal values of a room's events share one object.
     """
     if version.ids_are_hashes:
         try:
             return _proven(json, decode_stored(json), version, event_id, verdict, kept.setdefault)
         except (EventRefused, ValueError, TypeError, AttributeError, KeyError, RecursionError):
-            pass  # the slow way has the reason
+            pass  # the full parse finds the reason
     parsed = parse_event(json, decode_event(json), version.name, event_id)
     return replace(parsed, json=b"" if parsed.json == json else parsed.json, **verdict._asdict())
 
@@ -189,7 +192,10 @@ def _proven(
 
 
 class _Line(msgspec.Struct):
-    """The keys of the wrapper. They are decoded as any type and checked here, so that the error messages are ours."""
+    """The keys of the wrapper, decoded as any type.
+
+    Their types are checked in this module, so that the error messages are ours and not those of the decoder.
+    """
 
     json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     content: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
@@ -206,10 +212,10 @@ _NOTHING_TOLD = _Line()
 
 
 def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> ParsedEvent:
-    """Returns the event of one line. Raises ``EventRefused``.
+    """Parses one line and returns its event. Raises ``EventRefused``.
 
-    ``versions`` maps room IDs to room versions, for bare events: call ``announced_version`` on all lines first. A bare
-    create event needs none, nor does a bare event whose room ID names no server (version 12).
+    ``versions`` maps room IDs to room versions, for bare events. To fill it, call ``announced_version`` on all lines
+    first. No entry is needed for a bare create event, or for a bare event whose room ID names no server (version 12).
     """
     text = line.strip(b" \t\r\n")
     if len(text) > LINE_LIMIT_BYTES:
@@ -224,10 +230,9 @@ def parse_line(line: bytes, versions: Mapping[str, str] | None = None) -> Parsed
 
 
 def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] | None = None) -> ParsedEvent:
-    """Returns an event whose wrapper comes in parts: the bytes, and the values of columns beside them.
+    """Parses an event that comes as a row: its bytes in ``json``, and the other keys of a wrapper in ``told``.
 
-    ``told`` may have the keys of a wrapper except ``json``. A missing key means that the source does not state it. Raises
-    ``EventRefused``.
+    A key that is missing in ``told`` means that the source does not state it. Raises ``EventRefused``.
     """
     if len(json) > LINE_LIMIT_BYTES:
         raise EventRefused(Reason.LINE_TOO_LONG, f"{len(json)} bytes; at most {LINE_LIMIT_BYTES} are looked at")
@@ -235,9 +240,10 @@ def parse_row(json: bytes, told: Mapping[str, Any], versions: Mapping[str, str] 
 
 
 def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tuple[str, str] | None:
-    """Returns (room ID, room version) of a create event, or null for any other line (with ``told``: row).
+    """Returns (room ID, room version) if the line is a create event, else null.
 
-    Cheap for lines that cannot be one. Never raises: ``parse_line`` reports what is wrong with a line.
+    With ``told``, the arguments are a row, as for ``parse_row``. Lines that cannot be create events cost little. Never
+    raises, because ``parse_line`` reports what is wrong with a line.
     """
     if ANNOUNCING not in line or len(line) > LINE_LIMIT_BYTES:
         return None
@@ -251,16 +257,20 @@ def announced_version(line: bytes, told: Mapping[str, Any] | None = None) -> tup
 def parse_event(
     json: bytes, event: Mapping[str, Any], version_name: Any, given_id: Any = None, *, plain: bool = False
 ) -> ParsedEvent:
-    """Checks one event, given as bytes and decoded, with its room version and the ID stated for it.
+    """Checks one event and returns it parsed. ``json`` has its bytes, and ``event`` is the same event decoded.
 
-    ``plain``: the bytes passed ``events.format.strict_json.decode_plain``, so that numbers and depth need no check.
+    ``given_id`` is the event ID that the source states, if any. ``plain`` is true if the bytes passed
+    ``events.format.strict_json.decode_plain``, so that numbers and depth need no check.
     """
     told = _NOTHING_TOLD if given_id is None else _Line(event_id=given_id)
     return _checked(json, event, version_name, plain, told)
 
 
 def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bool, wrapper: _Line) -> ParsedEvent:
-    """Checks the fields. ``version_name`` wins over what the wrapper states."""
+    """Checks the fields and returns the event.
+
+    ``version_name`` is the room version, whatever the wrapper states.
+    """
     version = _version(version_name)
     plain = (plain and len(json) <= SIZE_LIMIT_BYTES) or _examined(json, event, version)
     content = required(event, "content", dict)
@@ -297,7 +307,10 @@ def _checked(json: bytes, event: Mapping[str, Any], version_name: Any, plain: bo
 def _redacted(
     json: bytes, event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None
 ) -> tuple[bytes, Mapping[str, Any]]:
-    """Returns the kept form of an event whose content does not match its hash: itself, if a redaction would remove nothing."""
+    """Returns the redacted form of an event whose content does not match its hash, as bytes and decoded.
+
+    If a redaction would remove nothing, returns the event as it is.
+    """
     pruned = pruned_fields(event, version)
     if len(pruned) == len(event) - ("unsigned" in event) and pruned["content"] == event["content"]:
         return json, event
@@ -368,7 +381,7 @@ def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bo
 
 
 def _ids(event: Mapping[str, Any], version: RoomVersion, plain: bool, given_id: Any) -> tuple[str, str]:
-    """Returns event ID and room ID. Refuses a stated event ID that differs from the computed one."""
+    """Returns event ID and room ID. Refuses the event if the stated event ID differs from the computed one."""
     hashed = version.ids_are_hashes
     event_id = hashes.event_id(event, version, plain=plain) if hashed else identifier(event, "event_id", "$")
     if given_id is not None and given_id != event_id:
@@ -451,7 +464,7 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
 
 
 def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
-    """Returns true for most storable identifiers. The others need a closer look."""
+    """Returns true for a short ASCII identifier, which most are. Other values may be valid, and need all checks."""
     return (
         type(value) is str
         and len(value) <= IDENTIFIER_LIMIT_BYTES
@@ -462,7 +475,10 @@ def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
 
 
 def optional_identifier(value: Any) -> str | None:
-    """Returns an identifier named in content, or null if a column cannot hold it. Content may be anything."""
+    """Returns an identifier that content names, or null if a column cannot hold it.
+
+    The value may be of any type, because senders choose content.
+    """
     if value is None:
         return None
     if type(value) is not str or "\0" in value or len(value.encode()) > IDENTIFIER_LIMIT_BYTES:
@@ -520,6 +536,9 @@ def _old_reference(entry: Any, name: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Returns a value for an error message. Strings and numbers are shortened; of other values only the type is given."""
+    """Returns a value for an error message.
+
+    Strings and numbers are shortened. Of other values only the type is given.
+    """
     text = repr(value) if type(value) in (str, int, float, bool, type(None)) else _KINDS.get(type(value), "a value")
     return text if len(text) <= 100 else text[:100] + "…"

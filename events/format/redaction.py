@@ -14,7 +14,7 @@ from state.rules.room_versions import RoomVersion
 __all__ = ["REDACTION", "may_redact", "prune", "prune_content", "pruned_fields"]
 
 REDACTION = "m.room.redaction"
-"""Clients are given no event of this type that redacts nothing, such as one that was redacted itself and names no target."""
+"""An event of this type that names no target, for instance because it was redacted itself, is not given to clients."""
 _KEPT_TOP_LEVEL = frozenset(
     {"event_id", "type", "room_id", "sender", "state_key", "content", "hashes", "signatures", "depth"}
     | {"prev_events", "auth_events", "origin_server_ts"}
@@ -25,7 +25,7 @@ _POWER_LEVELS = ("users", "users_default", "events", "events_default", "state_de
 
 
 def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-    """Returns the redacted form of a federation event. ``unsigned`` keeps what this server added itself."""
+    """Returns the redacted form of a federation event. Of ``unsigned`` only what this server adds itself is kept."""
     pruned = pruned_fields(event, version)
     unsigned = event.get("unsigned")
     if isinstance(unsigned, dict):
@@ -34,7 +34,7 @@ def prune(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
 
 
 def pruned_fields(event: Mapping[str, Any], version: RoomVersion) -> dict[str, Any]:
-    """Returns the redacted form as its sender made it, without ``unsigned``."""
+    """Returns the redacted form without ``unsigned``. Hashes and signatures are computed over this form."""
     kept = _KEPT_TOP_LEVEL if version.newer_redactions else _KEPT_TOP_LEVEL_BEFORE_VERSION_11
     pruned = dict(event)
     for key in pruned.keys() - kept:

@@ -1,6 +1,6 @@
 """Signatures of signed JSON: ed25519 over the canonical form without ``signatures`` and ``unsigned`` (pure).
 
-A signature that cannot be read counts as none. Nothing here raises because of what another server wrote.
+A signature that cannot be read counts as missing. No function here raises because of what another server wrote.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 _ALGORITHM = "ed25519:"
 _MOST_TRIED = 16
-"""Keys, and signatures, of a third party invite; others are not looked at."""
+"""The most keys, and the most signatures, of a third-party invite that are tried."""
 _P = 2**255 - 19
 _EIGHTH = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL_ORDER = frozenset((0, 1, _P - 1, _EIGHTH, _P - _EIGHTH))
-"""The y of the points of which eight times is nothing."""
+"""The y coordinates of the points whose order divides 8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def is_public_key(key_id: str, key: str) -> bool:
 
 
 def signatures_of(value: Mapping[str, Any], server: str) -> list[tuple[str, str]]:
-    """Returns (key ID, signature) pairs of a server by the known algorithm, valid or not."""
+    """Returns the (key ID, signature) pairs of a server whose key ID names ed25519. They may be invalid."""
     servers = value.get("signatures")
     found = servers.get(server) if isinstance(servers, dict) else None
     entries = found.items() if isinstance(found, dict) else ()
@@ -128,7 +128,10 @@ def _verifies(public_key: str, signature: str, message: bytes) -> bool:
 
 
 def _public_key(text: str) -> Ed25519PublicKey:
-    """Returns the decoded key. Raises ``ValueError``, also for a weak key, for which anybody can forge signatures."""
+    """Returns the decoded key.
+
+    Raises ``ValueError``, also for a weak key, for which anyone can forge signatures.
+    """
     point = _decoded(text)
     if _is_weak(point):
         raise ValueError("The key is a point of small order, or one that is written in another way than servers take.")

@@ -1,7 +1,7 @@
 """Decodes the JSON text of an event strictly (pure).
 
-Whatever parsers silently disagree about is refused: duplicate keys, numbers such as NaN, broken Unicode, endless nesting.
-The common case costs one fast parse.
+Texts that parsers silently read in different ways are refused: duplicate keys, numbers such as NaN, broken Unicode,
+endless nesting. The common case costs one fast parse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FLOATS = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
 
 
 class _FloatFound(Exception):
-    """Ends the parsing of a text that is not plain."""
+    """A float in a text. It is raised to end the parsing, because the text is not plain."""
 
 
 def _no_float(_: str) -> None:
@@ -34,22 +34,23 @@ _PLAIN_DECODER = msgspec.json.Decoder(float_hook=_no_float)
 
 
 def decode_plain(text: bytes) -> dict[str, Any] | None:
-    """Returns the event if its text is as short as possible and all its numbers are integers within ±(2^53 - 1), else null.
+    """Decodes an event from a plain text. Returns null if the text is not plain.
 
-    On null, ``decode_event`` and ``canonical_json.examine`` find out whether the text is good. Most events are plain, and
-    need no other check: the event written again has the same length, so no key occurred twice.
+    A text is plain if it is as short as possible and all its numbers are integers within ±(2^53 - 1). Most events are
+    plain, and need no other check: the event written again has the same length, so no key occurred twice. On null,
+    ``decode_event`` and ``canonical_json.examine`` find out whether the text is valid.
     """
     try:
         event = _PLAIN_DECODER.decode(text)
         if type(event) is dict and len(orjson.dumps(event, option=orjson.OPT_STRICT_INTEGER)) == len(text):
             return event
     except (_FloatFound, ValueError, TypeError, RecursionError):
-        pass  # the slow way has the reason
+        pass  # ``decode_event`` finds the reason
     return None
 
 
 def decode_event(text: bytes) -> dict[str, Any]:
-    """Returns the event in a piece of UTF-8 JSON. Raises ``EventRefused``."""
+    """Decodes an event from a UTF-8 JSON text. Raises ``EventRefused``."""
     try:
         event = on_own_stack(_DECODER.decode, text)
     except RecursionError:
@@ -66,16 +67,19 @@ def decode_event(text: bytes) -> dict[str, Any]:
 
 
 def decode_stored(text: bytes) -> dict[str, Any]:
-    """Returns the event in bytes that passed ``decode_event``, with all numbers exact. ``orjson`` would round large integers."""
+    """Decodes an event from bytes that ``decode_event`` accepted earlier.
+
+    All numbers stay exact, whereas ``orjson`` would round large integers.
+    """
     event: dict[str, Any] = on_own_stack(_DECODER.decode, text)
     return event
 
 
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
-    """Returns true if the event, written as short as possible, is as long as its text: then no duplicate key was dropped.
+    """Returns true if the event, written as short as possible, is as long as its text. No key occurred twice then.
 
-    Any other difference (spaces, longer escapes, duplicate keys) makes the text longer. A float may be shorter in the
-    text than when written again, so texts with floats take the slow path.
+    Spaces, longer escapes and duplicate keys all make the text longer. A float may be shorter in the text than when it
+    is written again, so texts with floats take the slow path.
     """
     try:
         shortest = orjson.dumps(event)
@@ -100,11 +104,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _no_number(_: str) -> None:
-    """Returns zero for any number. Only keys matter here, and converting long numbers would be slow."""
+    """Replaces every number by null. Only keys matter here, and converting long numbers would be slow."""
 
 
 def _why_unreadable(text: bytes, error: ValueError) -> EventRefused:
-    """Returns the refusal for text that the fast parser did not accept."""
+    """Returns the error for a text that the fast parser did not accept, with the reason."""
     try:
         on_own_stack(json.loads, text, parse_int=_no_number, parse_float=_no_number, parse_constant=_refuse_constant)
     except RecursionError:

@@ -1,1 +1,1 @@
-"""Management commands of the room ``events``."""
+"""Management commands of the app ``events``."""

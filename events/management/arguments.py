@@ -1,4 +1,4 @@
-"""Event IDs on a command line: given as arguments, or read from standard input for a ``-``."""
+"""Event IDs on a command line: given as arguments, or read from standard input if the argument is ``-``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tables of the room ``events``: rooms, events, their exact JSON, the graph, current state, visibility.
+"""Tables of the app ``events``: rooms, events, their exact JSON, the graph, current state, visibility.
 
-Every text column holds a Matrix identifier of at most 255 bytes, ordered by code point, without NUL
-(``events.format.parsing`` refuses events that would need one). Content is in ``EventJson`` only, byte for byte. Stream
+Every text column holds a Matrix identifier of at most 255 bytes, without NUL, ordered by code point.
+``events.format.parsing`` refuses events with other identifiers. Content is in ``EventJson`` only, byte for byte. Stream
 orderings of live events are positive, those of backfilled events negative. Other services may import these models, and
 should only read them.
 """
@@ -55,15 +55,16 @@ class RoomQuerySet(ReadOnlyQuerySet["Room"]):
         return self.filter(room_id__in=CurrentState.read.rooms_of(user_id, membership).values("room_id"))
 
     def with_gaps(self) -> RoomQuerySet:
-        """Returns rooms with backward extremities: their events refer to others that are not here."""
+        """Returns rooms with backward extremities: some of their events refer to events that are not here."""
         return self.filter(room_id__in=BackwardExtremity.objects.values("room_id"))
 
 
 class Room(models.Model):
     """A room with stored events.
 
-    ``current_state_unresolved``: the state at a forward extremity is not known, because events below it are missing. The
-    room has no rows in ``CurrentState`` then. ``visibility_unresolved``: it has no rows in ``EventVisibility``.
+    ``current_state_unresolved`` is true if the state at a forward extremity is not known, because events below it are
+    missing. Then the room has no rows in ``CurrentState``. If ``visibility_unresolved`` is true, the room has no rows
+    in ``EventVisibility``.
     """
 
     room_id = IdentifierField(primary_key=True)
@@ -98,16 +99,16 @@ class EventQuerySet(ReadOnlyQuerySet["Event"]):
         return self.filter(outlier=False, soft_failed=False, rejected_reason=None)
 
     def newest_first(self) -> EventQuerySet:
-        """Orders events as a room is paged backwards: by (topological, stream), descending."""
+        """Orders events by (topological, stream), descending, as a room is paged backwards."""
         return self.order_by("-topological_ordering", "-stream_ordering")
 
     def state_events(self, *types: str) -> EventQuerySet:
-        """Returns state events, only of ``types`` if any are given. Combine it with a room, because no index has the type."""
+        """Returns state events, only of ``types`` if any are given. Combine it with a room: no index has the type."""
         found = self.filter(state_key__isnull=False)
         return found.filter(type__in=types) if types else found
 
     def at(self, event_ids: Collection[str]) -> EventQuerySet:
-        """Returns the stored ones of these events."""
+        """Returns the events with these IDs, as far as they are stored."""
         return self.filter(event_id__in=list(event_ids))
 
     def after(self, position: int, upto: int | None = None) -> EventQuerySet:
@@ -140,9 +141,9 @@ class Event(Fact):
     """One stored event. Its JSON is in ``EventJson``.
 
     ``stream_ordering`` is the position at which it arrived; it is negative for backfilled events.
-    ``topological_ordering`` is the depth as its sender claims it. A room is read by (topological, stream). An event is
-    shown to clients if it is no outlier, not rejected, not soft-failed, and visible to the user. ``redacted_by`` means
-    that the pruned form is served.
+    ``topological_ordering`` is the depth as its sender claims it. A room is paged by (topological, stream). An event is
+    shown to clients if it is no outlier, not rejected, not soft-failed, and visible to the user. If ``redacted_by`` is
+    set, the pruned form is served.
     """
 
     id_field: ClassVar[str] = "stream_ordering"
@@ -223,9 +224,9 @@ class EventJson(models.Model):
 
 
 class EventEdge(models.Model):
-    """An edge of the graph: ``event_id`` names ``prev_event_id`` among its prev events, which may be missing here.
+    """An edge of the graph: the event ``event_id`` names ``prev_event_id`` as a prev event.
 
-    Outliers have no edges.
+    The prev event may be missing here. Outliers have no edges.
     """
 
     pk = models.CompositePrimaryKey("event_id", "prev_event_id")
@@ -241,9 +242,9 @@ class EventEdge(models.Model):
 
 
 class EventAuth(models.Model):
-    """The auth events of a *state* event, in the order that it lists them. Auth chains lead through state events only.
+    """The auth events of a *state* event, in the order in which the event lists them.
 
-    In room version 12 the create event is implied and not listed.
+    Auth chains lead through state events only. In room version 12 the create event is implied and not listed.
     """
 
     event_id = IdentifierField(primary_key=True)
@@ -273,7 +274,10 @@ class ForwardExtremity(models.Model):
 
 
 class BackwardExtremity(models.Model):
-    """A backward extremity of a room: an event that a stored event refers to, and that is not here or only as an outlier."""
+    """A backward extremity of a room: an event that a stored event refers to.
+
+    The event itself is not here, or only as an outlier.
+    """
 
     room_id = IdentifierField()
     event_id = IdentifierField()
@@ -378,7 +382,7 @@ class CurrentStateDelta(Fact):
 
 
 class ErasedUser(models.Model):
-    """A user who asked for erasure. Users who were not joined at one of their events see it pruned."""
+    """A user who asked for erasure. Their events are pruned for every user who was not joined at the event."""
 
     user_id = IdentifierField(primary_key=True)
     erased_at = models.DateTimeField(db_default=Now())
@@ -394,7 +398,7 @@ class EventVisibilityQuerySet(ReadOnlyQuerySet["EventVisibility"]):
     """Ranges of visibility. Indexed by (room, user, kind, first) and (user, room, kind, first)."""
 
     def of_user(self, room_id: str, user_id: str) -> EventVisibilityQuerySet:
-        """Returns the ranges of one user in a room, without the room-wide ones, by first position."""
+        """Returns the ranges of one user in a room, by first position. Room-wide ranges are left out."""
         return self.filter(room_id=room_id, user_id=user_id).order_by("first", "kind")
 
     def room_wide(self, room_id: str) -> EventVisibilityQuerySet:
@@ -412,13 +416,14 @@ class EventVisibility(models.Model):
     """A range of stream positions of a room whose events a user, or everyone, may see. Both ends are included.
 
     ``last`` is null while the range is open. User U sees an event at position p if p lies in a range of U (``user_id =
-    U``), or in a room-wide range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with a
-    membership record.
+    U``), or in a room-wide range (``user_id`` null) that admits U: ``world`` admits everyone, ``shared`` everyone with
+    a membership record.
 
-    Rows for single events (``first = last``), ``shown`` and ``hidden``, overrule the user's own ranges, not the room-wide
-    ones. A change to a less open setting belongs to the part that it ends (``world_before``, ``shared_before``), unless
-    its sender is erased. ``withheld`` is shown to nobody. ``cut`` ends a user's view: positions above its ``first`` are
-    hidden. While ``peekable`` is open, everyone may read the room by its current state.
+    The kinds ``shown`` and ``hidden`` are rows for single events (``first = last``). They overrule the user's own
+    ranges, not the room-wide ones. ``world_before`` and ``shared_before`` mark an event that changes the room to a less
+    open setting. This event is as visible as the part that it ends, unless its sender is erased. ``withheld`` marks an
+    event that nobody sees. ``cut`` ends a user's view: positions above its ``first`` are hidden. While a range
+    ``peekable`` is open, the current state lets everyone read the room.
 
     Outliers, rejected and soft-failed events are never shown, whatever the ranges are.
     ``events.visibility.predicate_sql`` is the predicate over all of this.

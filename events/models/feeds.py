@@ -1,8 +1,8 @@
-"""Tables of per-user feeds: a list of stream positions for each user of this server.
+"""Tables of per-user feeds. A feed lists stream positions for one user of this server.
 
-At these positions are the newest events that may be new to the user. A feed is never the truth. It only gives a reader
-the rooms and positions to look at, and every row may be deleted (``events.sync.feeds`` reads, ``pipeline.feeds.write``
-writes). Import these models from ``events.models``.
+At these positions are the newest events that may be new to the user. A feed is never the truth: it only tells a reader
+which rooms and positions to examine, and every row may be deleted. ``events.sync.feeds`` reads feeds, and
+``pipeline.feeds.write`` writes them. Import these models from ``events.models``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["Feed", "FeedEntry", "FeedPosition"]
 
 
 class Feed(models.Model):
-    """A user's feed: its length, and from where it is complete.
+    """The length of a user's feed, and the position above which the feed is complete.
 
-    ``complete_from`` is the re-sync mark: all of the user's events above it are listed, up to the feeds' position. For an
-    older token the rooms are queried instead.
+    All of the user's events above ``complete_from`` are listed, up to the position in ``FeedPosition``. For a token
+    below ``complete_from`` the rooms are queried instead.
     """
 
     user_id = IdentifierField(primary_key=True)
@@ -35,7 +35,7 @@ class Feed(models.Model):
 class FeedEntry(models.Model):
     """A stream position in a room that may have something new for the user.
 
-    The row does not name the event: the one that has this position when the feed is read counts.
+    The row does not name an event. It stands for the event that has this position at the time of reading.
     """
 
     pk = models.CompositePrimaryKey("user_id", "stream_ordering")
@@ -51,7 +51,10 @@ class FeedEntry(models.Model):
 
 
 class FeedPosition(models.Model):
-    """The position up to which all feeds are written: one row, updated in the transaction that writes them."""
+    """The position up to which all feeds are written.
+
+    The table has a single row. It is updated in the transaction that writes the feeds.
+    """
 
     name = IdentifierField(primary_key=True, help_text="the reader that writes feeds")
     position = models.BigIntegerField(help_text="stream position up to which feeds list what is new")

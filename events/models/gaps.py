@@ -1,4 +1,4 @@
-"""The gaps in timelines of rooms: each below an event that arrived while events under it were missing."""
+"""The gaps in timelines of rooms. Each gap is below an event that arrived while earlier events were missing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["TimelineGap"]
 class TimelineGap(models.Model):
     """The stream position of an event that was the first to refer to events that were not here.
 
-    A sync from before it to beyond it is ``limited``, and shows what arrived with the event or after it. The row stays
-    when the missing events are backfilled. They are not new to any client, so clients that have crossed the gap have to
-    request them.
+    A sync from before this position to beyond it is ``limited``, and shows only what arrived with the event or after
+    it. The row stays when the missing events are backfilled. Backfilled events are not new to any client, so clients
+    that have crossed the gap have to request them.
     """
 
     room_id = IdentifierField()

@@ -1,7 +1,7 @@
-"""Rooms that were deleted whole: the facts that are kept about them outside their own tables.
+"""Rooms that were deleted as a whole. What must be remembered about them is kept here.
 
-A trigger on ``events_room`` skips the insertion of a room that is still being deleted, or is blocked, for every writer.
-So its events are refused as those of an unknown room, and an import quarantines them.
+A trigger on ``events_room`` skips the insertion of a room that is still being deleted, or is blocked, whoever writes
+it. So the events of such a room are refused like those of an unknown room, and an import quarantines them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ __all__ = ["PurgedRoom"]
 
 
 class PurgedRoom(models.Model):
-    """A room that ``purge room`` has deleted, or is deleting: ``finished_at`` is null then.
+    """A room that ``purge room`` has deleted or is deleting. ``finished_at`` is null while it is being deleted.
 
-    Rows of the room from ``lowest_position`` to ``highest_position``, and groups up to ``highest_group``, are from before
-    the purge.
+    Rows of the room from ``lowest_position`` to ``highest_position``, and groups up to ``highest_group``, are from
+    before the purge.
     """
 
     room_id = IdentifierField(primary_key=True)

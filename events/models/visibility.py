@@ -1,7 +1,7 @@
-"""Tables and views about visibility beside the ranges: forgotten rooms, ignored users, and the views to join.
+"""Tables and views about visibility, besides the ranges: forgotten rooms, ignored users, and views for joins.
 
-``RoomAccess`` and ``VisibleEvent`` are views (``events.visibility.predicate_sql``), never written. Import these models
-from ``events.models``.
+``RoomAccess`` and ``VisibleEvent`` are database views (``events.visibility.predicate_sql``). Import these models from
+``events.models``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ __all__ = ["ForgottenRoom", "IgnoredUser", "RoomAccess", "VisibleEvent"]
 
 
 class ForgottenRoom(models.Model):
-    """A room that a user left and then forgot. They read it as if they had never been in it.
+    """A room that a user left and then forgot. The user reads it as if they had never been in it.
 
-    The row applies to the membership event that it names. With any later one the room is no longer forgotten.
+    The row applies to the membership event that it names. If the user has a later membership event, the room is no
+    longer forgotten.
     """
 
     pk = models.CompositePrimaryKey("user_id", "room_id")
@@ -32,7 +33,10 @@ class ForgottenRoom(models.Model):
 
 
 class IgnoredUser(models.Model):
-    """A user whose messages another user is not shown: an entry of the latter's ``m.ignored_user_list`` in the account data."""
+    """A user (``ignored_user_id``) whose messages another user (``user_id``) is not shown.
+
+    Each row is an entry of ``m.ignored_user_list`` in the account data of ``user_id``.
+    """
 
     pk = models.CompositePrimaryKey("user_id", "ignored_user_id")
     user_id = IdentifierField()
@@ -46,9 +50,9 @@ class IgnoredUser(models.Model):
 
 
 class RoomAccess(models.Model):
-    """View: the rooms that users with a membership may read now, and up to which position. Other rooms have no row.
+    """A database view: the rooms that users with a membership may read now, and up to which position.
 
-    Filter by user, by room, or by both.
+    Rooms that a user may not read have no row. Filter by user, by room, or by both.
     """
 
     pk = models.CompositePrimaryKey("user_id", "room_id")
@@ -70,11 +74,12 @@ class RoomAccess(models.Model):
 
 
 class VisibleEvent(models.Model):
-    """View: the events that users see, one row for each event and user, for users with a membership in the current state.
+    """A database view: the events that users see. Each row is one event and one user who sees it.
 
-    ``redacted``: serve the pruned form. Filter by user or by event, best also by room or by a range of positions, because
-    the view is computed when it is read. Two things are not in it. Retention depends on the time and on settings
-    (``events.visibility.access``), and users without a membership may read world-readable rooms.
+    It covers users with a membership in the current state of the room. Users without a membership may read
+    world-readable rooms as well, but have no rows here. Retention is not applied, because it depends on the time and on
+    settings (``events.visibility.access``). If ``redacted`` is true, serve the pruned form. Filter by user or by event,
+    best also by room or by a range of positions, because the view is computed when it is read.
     """
 
     pk = models.CompositePrimaryKey("user_id", "event_id")

@@ -1,8 +1,8 @@
 """Holds what a process remembers of the streams, and the callers that wait, and answers questions about both.
 
-There is one lock, held for microseconds and never during a query, so all that is read under it belongs together.
-``events.notifier.feed`` reads the rows and adds them. Methods that find callers to wake return them, and the caller wakes
-them after the lock is released. Pure except for the lock.
+One lock protects everything. It is held for microseconds and never during a query. So all values that are read under it
+belong to the same moment. ``events.notifier.feed`` reads the rows and adds them. Methods that find callers to wake
+return them, and they are woken after the lock is released. Pure except for the lock.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from streams.core.tokens import VectorToken
 
 __all__ = ["ROOMS_PER_USER", "NotifierCache", "NotifierFigures", "Read", "UserChanges", "rooms_of_users"]
 
-#: The number of rooms kept for all users together is this, times the number of users that may be remembered.
+#: The memory keeps this many rooms times the number of users that it may keep. Each user counts as at least this many.
 ROOMS_PER_USER = 100
 #: Streams whose rows about a user make the remembered rooms of that user outdated.
 _ABOUT_MEMBERSHIPS = ("events", "caches")
-#: The rows that were read of a lane.
+#: A stream, a range of its rows, and the rows that were read from this range.
 Read = tuple[StreamCache, WriterChanges, Sequence[Any]]
 
 
@@ -41,7 +41,7 @@ class NotifierFigures:
 
 @dataclass(frozen=True, slots=True)
 class UserChanges:
-    """The answer for one user: what may have changed up to ``now``. All fields belong together."""
+    """The answer for one user: what may have changed up to ``now``. All fields belong to the same moment."""
 
     now: VectorToken
     """The position in ``events`` up to which the answer is valid."""
@@ -59,7 +59,10 @@ class UserChanges:
 
 
 def rooms_of_users(most_users: int) -> CacheStore:
-    """Returns a store of sets of rooms by user. It is bounded by the number of users, and by that of all their rooms together."""
+    """Returns an empty cache of the rooms of users.
+
+    It is bounded by the number of users, and by the number of all their rooms together.
+    """
     return CacheStore(most_users * ROOMS_PER_USER, lambda rooms: max(ROOMS_PER_USER, len(rooms)))
 
 
@@ -80,14 +83,15 @@ class NotifierCache:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, At]:
-        """Returns for each stream the position up to which it is fed; empty while nothing is remembered."""
+        """Returns for each stream the position up to which it is fed. Empty while nothing is remembered."""
         with self._lock:
             return {name: stream.at for name, stream in self.streams.items()} if self.is_kept else {}
 
     def ask(self, user_id: str, since: VectorToken) -> UserChanges | tuple[VectorToken, Ticket] | None:
-        """Returns the answer for a user. If their rooms are not known: the token at which to read them, with a ticket.
+        """Returns what may have changed for a user since the token, if the rooms of the user are known.
 
-        The caller gives the ticket back to ``keep_rooms``. Returns None while nothing is remembered.
+        If they are not known, returns a token and a ticket. The caller then reads the user's rooms at this token, and
+        passes them with the ticket to ``keep_rooms``. Returns None while nothing is remembered.
         """
         with self._lock:
             events = self.streams.get("events")
@@ -101,7 +105,10 @@ class NotifierCache:
             return UserChanges(events.token, rooms, changed, moved)
 
     def keep_rooms(self, ticket: Ticket, rooms: frozenset[str] | None) -> None:
-        """Keeps the rooms that were read, unless they changed meanwhile. None: they could not be read."""
+        """Stores the rooms that the caller read for a ticket, unless they changed since the ticket was given out.
+
+        ``rooms`` is None if they could not be read.
+        """
         with self._lock:
             if rooms is None or not self.is_kept:
                 self._rooms.abandon(ticket)
@@ -109,13 +116,13 @@ class NotifierCache:
                 self._rooms.finish(ticket, rooms)
 
     def changed(self, name: str, kind: Target, since: VectorToken) -> frozenset[str] | None:
-        """Returns the entities of a kind that rows of the stream concerned since the token; None if it is not known."""
+        """Returns the entities of a kind that changed in the stream after the token, or None if this is not known."""
         with self._lock:
             stream = self.streams.get(name)
             return None if stream is None or not self.is_kept else stream.changes[kind].changed_since(since)
 
     def concerns(self, user_id: str, rooms: frozenset[str], since: Mapping[str, At], names: Iterable[str]) -> list[str]:
-        """Returns those of the streams that may have something for the user that these positions do not cover."""
+        """Returns the streams among ``names`` that may have something for the user after the positions ``since``."""
         with self._lock:
             return [name for name in names if self._may_concern(name, user_id, rooms, since.get(name))]
 
@@ -145,13 +152,13 @@ class NotifierCache:
         theirs = self._rooms.get((other,))
         return theirs is MISSING or not rooms.isdisjoint(theirs)
 
-    # --- those who wait ---------------------------------------------------------------------------------------------
+    # --- waiting callers --------------------------------------------------------------------------------------------
 
     def wait(self, waiter: RoutedWaiter, since: Mapping[str, At]) -> bool | None:
         """Registers a waiter and returns true. Returns false, without registering, if something may concern it already.
 
-        ``since`` has the positions that the waiter knows. Returns None if too many wait. While nothing is remembered, the
-        waiter waits for that, because ``begin`` wakes all.
+        ``since`` has the positions that the waiter knows. Returns None if too many wait already. While nothing is
+        remembered, the waiter is registered without knowing what concerns it, and ``begin`` wakes it.
         """
         # One lock for the question and the registration. A row added between them would be too late for the question,
         # and too early to wake the waiter.
@@ -181,7 +188,7 @@ class NotifierCache:
         with self._lock:
             return len(self._waiters)
 
-    # --- what is put in ---------------------------------------------------------------------------------------------
+    # --- feeding ----------------------------------------------------------------------------------------------------
 
     def count(self, what: str) -> None:
         """Adds 1 to a count."""
@@ -197,20 +204,24 @@ class NotifierCache:
             self._rooms.drop_all()
 
     def prepare(self, streams: Mapping[str, StreamCache], life: int) -> None:
-        """Fills the memory with rows that were read during that life. They are discarded if it was cleared meanwhile."""
+        """Fills the memory with streams that were read from the tables.
+
+        ``life`` is the value of the counter ``self.life`` before they were read. If the memory was cleared since, the
+        streams are discarded.
+        """
         with self._lock:
             if life == self.life:
                 self.streams = dict(streams)
 
     def begin(self) -> list[RoutedWaiter]:
-        """Answers from the memory from now on. Removes and returns all waiters, which have to ask again."""
+        """Starts to answer from the memory. Removes and returns all waiters, because they have to ask again."""
         with self._lock:
             self._rooms.drop_all()
             self.is_kept = True
             return self._waiters.take_all()
 
     def replace(self, stream: StreamCache) -> list[RoutedWaiter]:
-        """Replaces the memory of one stream. Removes and returns all waiters, which have to ask again."""
+        """Replaces the memory of one stream. Removes and returns all waiters, because they have to ask again."""
         with self._lock:
             self.streams = {**self.streams, stream.name: stream}
             if stream.name in _ABOUT_MEMBERSHIPS:
@@ -218,13 +229,16 @@ class NotifierCache:
             return self._waiters.take_all()
 
     def learn(self, name: str, positions: Mapping[str, int]) -> None:
-        """Takes over the writers of a stream and their announced positions. They are shown only as far as the stream is fed."""
+        """Stores the announced positions of a stream's writers. They show only as far as the stream's rows are fed."""
         with self._lock:
             if (stream := self.streams.get(name)) is not None:
                 stream.positions = dict(positions)
 
     def own_written(self, lanes: Iterable[tuple[str, str]]) -> None:
-        """Counts this process among the writers of these streams, given as (stream, writer), before its own facts are fed."""
+        """Adds this process to the writers of some streams, before its own facts are fed.
+
+        ``lanes`` has pairs (stream, writer).
+        """
         with self._lock:
             for name, writer in lanes:
                 if (stream := self.streams.get(name)) is not None:
@@ -233,7 +247,8 @@ class NotifierCache:
     def remember(self, read: Sequence[Read], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
         """Adds rows, then raises the positions shown. Removes and returns the waiters that the rows concern.
 
-        ``met`` has the rooms of contacts that the rows concern; None if no caller waited when they would have been read.
+        ``met`` has the rooms of each contact that the rows concern. It is None if no caller waited, so that they were
+        not read.
         """
         with self._lock:
             concerns: set[Concern] = set()
@@ -244,7 +259,7 @@ class NotifierCache:
             return self._concerned(concerns, met) if concerns and len(self._waiters) else []
 
     def show(self, names: Iterable[str]) -> None:
-        """Raises the positions shown of these streams, as far as their rows are fed."""
+        """Raises the positions that these streams show, as far as their rows are fed."""
         with self._lock:
             for name in names:
                 if (stream := self.streams.get(name)) is not None:
@@ -261,7 +276,8 @@ class NotifierCache:
     def _concerned(self, concerns: set[Concern], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
         users = {entity for kind, entity in concerns if kind is not Target.ROOM}
         rooms = {entity for kind, entity in concerns if kind is Target.ROOM}
-        # None: a caller began to wait after it was decided not to read the rooms. All are woken then.
+        # If ``met`` is None, the rooms of contacts were not read, because no caller waited. Callers may have begun to
+        # wait since, and nothing says which of them the rows concern. So all are woken.
         taken = (
             self._waiters.take_all() if met is None else self._waiters.take_concerned(users, rooms.union(*met.values()))
         )

@@ -1,16 +1,16 @@
 """Indexes the last change of each entity, for as many entities as fit (pure).
 
-The question "has it changed since p?" is answered *no* or *maybe*, and a *no* is certain. An entity is a room or a user.
-For each writer it has the position of its last change. If there are more than ``limit`` of these entries, the oldest are
-dropped. The highest position dropped of a writer is its *floor*. If the token lies below a floor, the answer is that
-anything may have changed.
+The question "has it changed since p?" is answered *no* or *maybe*, and a *no* is certain. An entity is a room or a
+user. For each entity and writer the index has the position of the last change. If there are more than ``limit`` such
+entries, the oldest are dropped. The highest position that was dropped of a writer is the *floor* of that writer. If the
+token lies below a floor, the answer is that anything may have changed.
 
-The changes are also in a list by position. A query looks at the entries that are newer than the token, or at each entity
-that it asks about, whichever are fewer. Entries of the list that a later change of the entity replaced are removed when
-there are as many as valid ones.
+A list has the same changes sorted by position. A query examines either the entries of the list that are newer than the
+token, or each entity that it asks about, whichever are fewer. If an entity changes again, its old entry stays in the
+list at first. Such entries are removed together, at the latest when the list is about twice as long as ``limit``.
 
-Assumes that the changes of a writer are added before a query has a position above them, and that one thread at a time
-calls.
+Assumes that the changes of a writer are added before any higher position of that writer is shown, and that only one
+thread at a time calls.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ NOTHING: frozenset[str] = frozenset()
 
 
 class LastChanges:
-    """An index of at most ``limit`` last changes. ``floors`` has for each writer the position above which it is complete.
+    """An index of at most ``limit`` last changes.
 
-    Raises ``ValueError`` for a limit below 1.
+    ``floors`` has for each writer the position above which the index is complete. Raises ``ValueError`` for a limit
+    below 1.
     """
 
     def __init__(self, limit: int, floors: Mapping[str, int] | None = None) -> None:
@@ -49,7 +50,7 @@ class LastChanges:
 
     @property
     def floors(self) -> Mapping[str, int]:
-        """For each writer the position above which all its changes are known."""
+        """For each writer, the position above which all changes are known."""
         return dict(self._floors)
 
     def add(self, entity: str, writer: str, position: int) -> None:
@@ -79,7 +80,10 @@ class LastChanges:
         return all(since.position_of(writer) >= floor for writer, floor in self._floors.items())
 
     def may_have_changed(self, entity: str, since: VectorToken) -> bool:
-        """Returns false if the entity did not change after the token, as far as changes were added."""
+        """Returns false if the entity did not change after the token.
+
+        Returns true if it changed, or if the token lies below a floor.
+        """
         if not self.is_complete_since(since):
             return True
         # A quick test first. Only a change above the base is compared writer by writer.
@@ -96,7 +100,7 @@ class LastChanges:
         return self._exact(found, since)
 
     def changed_among(self, entities: AbstractSet[str], since: VectorToken) -> frozenset[str] | None:
-        """Returns those of the entities that changed after the token, or None if the token lies below a floor."""
+        """Returns which of the entities changed after the token, or None if the token lies below a floor."""
         if not self.is_complete_since(since):
             return None
         if not self._log or self._log[-1][0] <= since.base:
@@ -110,7 +114,10 @@ class LastChanges:
         return self._exact(found, since) if found else NOTHING
 
     def _exact(self, found: AbstractSet[str], since: VectorToken) -> frozenset[str]:
-        """Returns the entities without those whose changes above the base are all covered by entries of the token."""
+        """Returns which entities of ``found`` changed after the token. All of ``found`` changed after the token's base.
+
+        Changes of a writer that has an entry in the token count only above this entry.
+        """
         if not since.entries:
             return frozenset(found)
         return frozenset(entity for entity in found if self._changed(entity, since))
@@ -121,7 +128,10 @@ class LastChanges:
         return any(of_writer.get(entity, 0) > since.position_of(w) for w, of_writer in self._of_writer.items())
 
     def _make_room(self) -> None:
-        """Removes replaced entries of the list, then the oldest changes if there are more than ``limit``."""
+        """Removes list entries that a later change replaced.
+
+        Then drops the oldest changes if there are more than ``limit``.
+        """
         self._log = [entry for entry in self._log if self._of_writer[entry[2]].get(entry[1]) == entry[0]]
         excess = len(self._log) - self.limit
         if excess > 0:

@@ -1,14 +1,15 @@
 """Feeds the memory of a process with the rows of the streams, before positions that cover them are shown.
 
 There is one ``NotifierFeed`` for each process and database alias, started by the first question. The process's watcher
-(``streams.reading.watcher``) calls it with positions before they show. It reads the rows up to these from the tables, and
-only then raises the position shown (``events.notifier.cache``). Own facts are fed as soon as this process knows that they
-are complete: by the next question or by the watcher's thread, whichever is first.
+(``streams.reading.watcher``) calls the feed with new positions before they show. The feed reads the rows up to these
+positions from the tables, and only then raises the position that it shows (``events.notifier.cache``). Facts that this
+process wrote are fed as soon as it knows that they are complete: by the next question or by the watcher's thread,
+whichever comes first.
 
-The memory is cleared, and filled again from the newest rows, if the connection was lost (notifications may be missing),
-or if a stored position is lower than a known one (the database was restored). The memory of one stream is replaced if its
-rows were trimmed before they were fed, if too many rows are to be fed, or if a stream in memory began again. Callers that
-wait are then woken, and ask again.
+The memory is cleared, and filled again from the newest rows, in two cases: if the connection was lost (notifications
+may be missing), or if a stored position is lower than a known one (the database was restored). The memory of a single
+stream is replaced if its rows were trimmed before they were fed, if too many rows would have to be fed, or if a stream
+in memory was restarted at 0. Callers that wait are then woken, and ask again.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ Reaches = dict[tuple[str, str], int]
 
 
 class NotifierFeed(Subscriber):
-    """The memory of one process on one database, and what feeds it."""
+    """The notifier's memory of one database in this process, with the code that keeps it up to date."""
 
     rank = Rank.NOTIFIER
 
@@ -83,7 +84,7 @@ class NotifierFeed(Subscriber):
             log.warning("hot.not_hearing", error=str(error).strip())
 
     def restored(self) -> None:
-        """Clears the memory."""
+        """Clears the memory, because the database was restored and may give out IDs again."""
         if self.memory.is_kept:
             log.warning("hot.restored", database=self.using)
             self.memory.count("restored")
@@ -92,7 +93,7 @@ class NotifierFeed(Subscriber):
     # --- questions --------------------------------------------------------------------------------------------------
 
     def positions(self) -> dict[str, At]:
-        """Returns for each stream the position up to which it is fed; empty while the memory is not filled."""
+        """Returns for each stream the position up to which it is fed. Empty while the memory is not filled."""
         self._see_own()
         return self.memory.positions()
 
@@ -116,11 +117,11 @@ class NotifierFeed(Subscriber):
         return self._ask_the_tables(user_id)
 
     def changed(self, stream: str, kind: Target, since: VectorToken) -> frozenset[str] | None:
-        """Returns the entities of a kind that rows of the stream concerned since the token; None if it is not known."""
+        """Returns the entities of a kind that changed in the stream after the token, or None if this is not known."""
         return self.memory.changed(stream, kind, since)
 
     def concerns(self, user_id: str, since: Mapping[str, At], names: Iterable[str]) -> list[str]:
-        """Returns those of the streams that may have something for the user that these positions do not cover."""
+        """Returns the streams among ``names`` that may have something for the user after the positions ``since``."""
         return self.memory.concerns(user_id, self.ask(user_id, VectorToken(0)).rooms, since, names)
 
     def figures(self) -> NotifierFigures:
@@ -131,9 +132,9 @@ class NotifierFeed(Subscriber):
         return self._asked(lambda cursor: joined_rooms(cursor, user_id, now))
 
     def _ask_the_tables(self, user_id: str) -> UserChanges:
-        """Answers without the memory: while it is not filled, or if it changes faster than rooms can be read.
+        """Answers from the tables, if the memory is not filled, or changes faster than the user's rooms can be read.
 
-        According to such an answer, all rooms and the memberships may have changed.
+        The answer says that any room of the user, and the memberships, may have changed.
         """
 
         def look(cursor: Any) -> UserChanges:
@@ -143,7 +144,10 @@ class NotifierFeed(Subscriber):
         return self._asked(look)
 
     def _asked(self, question: Callable[[Any], T]) -> T:
-        """Returns the result of a query on the kept connection. Runs it once more on a new one if the kept one was lost."""
+        """Runs a query on the kept connection and returns its result.
+
+        If that connection was lost, runs it on a new one.
+        """
         with self._asking:
             with suppress(*driver.connection_gone), self._asking_connection.cursor() as cursor:
                 return question(cursor)
@@ -151,7 +155,10 @@ class NotifierFeed(Subscriber):
                 return question(cursor)
 
     def _stored_position(self, cursor: Any) -> VectorToken:
-        """Returns the stored position of ``events``, raised by own facts that may not be announced yet."""
+        """Returns the stored position of ``events``.
+
+        It is raised to cover facts of this process that may not be announced yet.
+        """
         found = possible_positions(cursor, ["events"], {"events": self.watcher.known("events")})
         # A caller continues from these positions, so no cached value that they make outdated may be served after this.
         watcher.before_shown(found, self.using)
@@ -164,12 +171,13 @@ class NotifierFeed(Subscriber):
             positions[writer.name] = max(positions.get(writer.name, 0), tracker.own_maximum)
         return VectorToken.of(base, positions)
 
-    # --- those who wait ---------------------------------------------------------------------------------------------
+    # --- waiting callers --------------------------------------------------------------------------------------------
 
     def wait(self, user_id: str, since: Mapping[str, At], signal: Any) -> RoutedWaiter | None:
-        """Registers a caller that waits for something that these positions do not cover; None: there may be something already.
+        """Registers a caller that waits for news about the user after the positions ``since``.
 
-        ``signal`` is woken by ``wake_all``. Raises ``TooManyWaiters``.
+        Returns None, without registering, if there may be news already. ``signal`` is what ``wake_all`` wakes: the
+        caller's event or future. Raises ``TooManyWaiters``.
         """
         waiter = RoutedWaiter(user_id, self.ask(user_id, VectorToken(0)).rooms, signal)
         waits = self.memory.wait(waiter, since)
@@ -191,15 +199,19 @@ class NotifierFeed(Subscriber):
     # --- feeding ----------------------------------------------------------------------------------------------------
 
     def own_moved(self) -> None:
-        """Has the watcher's thread feed facts that this process has completed itself."""
+        """Asks the watcher's thread to feed the facts that this process has completed itself."""
         self.watcher.nudge()
 
     def nudged(self) -> None:
-        """Feeds own facts, in the watcher's thread."""
+        """Feeds the facts that this process has completed itself, in the watcher's thread."""
         self.feed_own()
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
-        """Feeds the rows up to these positions."""
+        """Feeds the rows up to these positions.
+
+        If the memory is empty, a call with ``everything`` starts a thread that fills it from the newest rows. The next
+        call with ``everything`` feeds what came meanwhile, and answers come from the memory from then on.
+        """
         if self.memory.is_kept:
             self._look(cursor, found, routed_streams() if everything else found)
         elif everything and self.memory.streams:
@@ -210,9 +222,10 @@ class NotifierFeed(Subscriber):
             self._preparing.start()
 
     def prepare(self) -> None:
-        """Reads the newest rows of all streams into the memory. The next ``before`` adds what came meanwhile.
+        """Reads the newest rows of all streams into the memory.
 
-        It takes up to seconds, so no position waits for it.
+        The next call of ``before`` adds rows that came meanwhile. Reading may take seconds, so this is done where no
+        position has to wait for it.
         """
         life = self.memory.life
         with (
@@ -230,7 +243,7 @@ class NotifierFeed(Subscriber):
         except Exception as error:  # noqa: BLE001 - it is tried again
             self.lost(error)
             time.sleep(RETRY_SECONDS)
-        self._preparing = None  # before the look, which begins another time if the memory was cleared meanwhile
+        self._preparing = None  # before ``look_again``, which starts another thread if the memory was cleared meanwhile
         self.watcher.look_again()
 
     def feed_own(self) -> None:
@@ -248,7 +261,7 @@ class NotifierFeed(Subscriber):
             raise
 
     def _see_own(self) -> None:
-        """Feeds own facts, so that a caller who asks after a commit of this process gets it."""
+        """Feeds facts of this process, so that a caller who asks after a commit of this process sees the commit."""
         if self._own_reaches():
             with suppress(driver.DatabaseError):  # the memory is cleared then, and questions go to the tables
                 self.feed_own()
@@ -280,7 +293,10 @@ class NotifierFeed(Subscriber):
         return stream
 
     def _look(self, cursor: Any, found: Found, names: Iterable[str]) -> None:
-        """Feeds these streams up to these positions."""
+        """Feeds the streams ``names`` up to the positions ``found``.
+
+        If a stream is not in the memory yet, or was restarted, its memory is replaced.
+        """
         looked = list(filter(_is_fed, names))
         reaches: Reaches = {}
         for name in looked:
@@ -301,7 +317,10 @@ class NotifierFeed(Subscriber):
         return max((at.generation for at in stored.values()), default=0) != stream.generation
 
     def _learn(self, name: str, stored: Mapping[str, StoredPosition]) -> Reaches:
-        """Takes over the set of writers, and returns up to where to feed. Their positions count once their rows are fed."""
+        """Stores the positions of a stream's writers, and returns the position up to which each lane has to be fed.
+
+        The positions show once their rows are fed.
+        """
         stream = self.memory.streams.get(name)
         declaration = registry.get(name).declaration
         if stream is None:  # the memory was cleared meanwhile
@@ -340,7 +359,7 @@ class NotifierFeed(Subscriber):
 
 
 def _is_fed(stream: str) -> bool:
-    """Returns true if rows of the stream concern anybody."""
+    """Returns true if the stream exists and has a rule that says which entities its rows concern."""
     return find_rule(stream) is not None and registry.find(stream) is not None
 
 

@@ -38,7 +38,7 @@ WHERE type = 'm.room.member' AND state_key = ANY(%(users)s::text[]) AND membersh
 
 
 def joined_rooms(cursor: Any, user_id: str, at: VectorToken) -> frozenset[str]:
-    """Returns the rooms that the user was joined to after exactly the facts that the token covers."""
+    """Returns the rooms that the user is joined to according to exactly the facts that the token covers."""
     cursor.execute(_ALL, {"users": [user_id], "base": at.base})
     return frozenset(room_id for _, room_id in _joined(cursor.fetchall(), at))
 
@@ -46,7 +46,10 @@ def joined_rooms(cursor: Any, user_id: str, at: VectorToken) -> frozenset[str]:
 def joined_rooms_of(
     cursor: Any, user_ids: Collection[str], at: VectorToken, among: Collection[str]
 ) -> dict[str, set[str]]:
-    """Does the same for several users, and for these rooms only. Users who were joined to none of them are left out."""
+    """Returns, for several users, which of the rooms ``among`` they are joined to at the token.
+
+    Users who are joined to none of these rooms are left out.
+    """
     found: dict[str, set[str]] = {}
     if user_ids and among:
         cursor.execute(_AMONG, {"users": list(user_ids), "base": at.base, "rooms": list(among)})
@@ -56,7 +59,7 @@ def joined_rooms_of(
 
 
 def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, str]]:
-    """Returns the pairs (user, room) where the user was joined."""
+    """Returns the pairs (user, room) where the user is joined at the token."""
     joined: set[tuple[str, str]] = set()
     before: dict[tuple[str, str], bool] = {}
     covered: dict[tuple[str, str], bool] = {}
@@ -64,9 +67,9 @@ def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, 
         key = user_id, sys.intern(room_id)
         if position is None:
             joined.add(key)
-        elif at.covers(writer, position):  # the last of these counts
+        elif at.covers(writer, position):  # the last covered change counts
             covered[key] = after == "join"
-        else:  # of changes to undo, the membership before the first counts
+        else:  # to be undone: the membership before the first such change counts
             before.setdefault(key, earlier == "join")
     # Positions of writers move apart: A's change at 9 may be covered, and B's at 5 not. What B's change replaced is
     # older than A's change, so a covered change wins.

@@ -1,13 +1,13 @@
-"""Answers from memory what changed since a position: a user's rooms, the last change of a room, of a user's memberships.
+"""Answers from memory whether a user's rooms or memberships, or any rooms, changed since a position.
 
-    found = hot.look("@alice:x", since)
+    found = notifier.look("@alice:x", since)
     if found.nothing:            # no query was sent
         return nothing new, token found.now
 
-"Changed since p?" is answered *no* or *maybe*, and a *no* is never wrong. The memory of a process is fed from the rows of
-the streams before a position that covers them is shown, also with several writer processes. What this process committed
-itself is included in each later answer (``events.notifier.feed``). An answer is valid up to its own ``now`` and not
-beyond, so that is the token from which a client continues.
+"Changed since p?" is answered *no* or *maybe*, and a *no* is never wrong. Rows of the streams are added to the memory
+of a process before a position that covers them is shown. This holds with several writer processes, too. Each answer
+includes everything that this process committed before (``events.notifier.feed``). An answer is valid up to its own
+``now`` and not beyond, so a client continues from the token ``now``.
 
 ``wait`` and ``await_news`` let a caller sleep until something may concern a user. After a fork the child process starts
 with an empty memory. The first call in a process raises ``OperationalError`` if the database does not answer.
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _NOBODY = ""
-"""Takes the place of user IDs that cannot be stored: such a user is in no room."""
+"""Used in place of a user ID that cannot be stored. Such a user is in no room."""
 
 
 def look(user_id: str, since: VectorToken, using: str | None = None) -> UserChanges:
@@ -64,7 +64,8 @@ def look(user_id: str, since: VectorToken, using: str | None = None) -> UserChan
 def may_have_changed(user_id: str, since: VectorToken, using: str | None = None) -> frozenset[str] | None:
     """Returns the joined rooms that may have changed since a position of ``events``.
 
-    Empty: nothing is new for the user, memberships included. None: it cannot be known, so everything may have changed.
+    The set is empty if nothing is new for the user, memberships included. None means that anything may have changed,
+    memberships included.
     """
     found = look(user_id, since, using)
     return None if found.memberships_changed else found.changed
@@ -76,9 +77,9 @@ def rooms_of(user_id: str, using: str | None = None) -> frozenset[str]:
 
 
 def rooms_changed_since(rooms: Collection[str], since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """Returns those of the rooms in which something may have happened since a position of ``events``; None: any of them.
+    """Returns which of the rooms may have changed since a position of ``events``, or None if all of them may.
 
-    The answer is valid up to what ``now()`` returned before the call.
+    The answer is complete up to the position that ``now()`` returned before the call.
     """
     feed = _feeds.obtain(using)
     feed.positions()  # feeds own facts
@@ -92,32 +93,42 @@ def membership_changed_since(user_id: str, since: VectorToken, using: str | None
 
 
 def movers_since(since: VectorToken, using: str | None = None) -> frozenset[str] | None:
-    """Returns the users whose membership of any room may have changed since a position of ``events``; None: any user."""
+    """Returns the users whose membership of any room may have changed since a position of ``events``.
+
+    Returns None if this may be so for any user.
+    """
     feed = _feeds.obtain(using)
     feed.positions()  # feeds own facts
     return feed.changed("events", Target.USER, since)
 
 
 def now(stream: str = "events", using: str | None = None) -> VectorToken | None:
-    """Returns the token up to which the memory of a stream is complete; None if nothing is remembered of it."""
+    """Returns the token up to which the memory of a stream is complete. Returns None if nothing is remembered of it."""
     at = positions(using).get(stream)
     return None if at is None else at.token
 
 
 def positions(using: str | None = None) -> Mapping[str, At]:
-    """Returns for each stream the position up to which its memory is complete; empty while nothing is remembered."""
+    """Returns for each stream the position up to which its memory is complete.
+
+    The result is empty while nothing is remembered.
+    """
     return _feeds.obtain(using).positions()
 
 
 def news(user_id: str, since: Mapping[str, At], streams: Sequence[str], using: str | None = None) -> list[str]:
-    """Returns those of the streams that may have something new for the user. A stream that ``since`` lacks is always included."""
+    """Returns the streams that may have something new for the user after the positions ``since``.
+
+    A stream that has no position in ``since`` is always included.
+    """
     return _feeds.obtain(using).concerns(user_id, since, streams)
 
 
 def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
-    """Blocks until there may be something for the user that these positions do not cover. Returns false after the timeout.
+    """Blocks until there may be news for the user after the positions ``since``. Returns false after the timeout.
 
-    Wakes at once after a commit of this process, and within milliseconds after one of another. Raises ``TooManyWaiters``.
+    Wakes at once after a commit of this process, and within milliseconds after one of another process. Raises
+    ``TooManyWaiters``.
     """
     feed, end = _feeds.obtain(using), time.monotonic() + timeout_seconds
     event = threading.Event()
@@ -131,7 +142,7 @@ def wait(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: s
 
 
 async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: float, using: str | None = None) -> bool:
-    """Does the same as ``wait`` for async code. No thread is kept while it waits."""
+    """Does the same as ``wait``, for async code. No thread is occupied while the caller waits."""
     end = time.monotonic() + timeout_seconds
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     feed = await asyncio.to_thread(_feeds.obtain, using)
@@ -149,7 +160,10 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
 
 
 def figures(using: str | None = None) -> NotifierFigures | None:
-    """Returns how much this process remembers, how many callers wait, and counts; None before the first question."""
+    """Returns how much this process remembers, how many callers wait, and counts.
+
+    Returns None before the first question.
+    """
     feed = _feeds.get(using)
     return None if feed is None else feed.figures()
 

@@ -1,8 +1,8 @@
 """Maps the rows of each stream to the entities that they concern (pure).
 
 The notifier remembers these entities as changed, and wakes the callers that wait for them. A row concerns a *room* (all
-its joined users), a *user* (that user alone), or a *contact* (a user, and all who share a room with them). A stream that
-is no part of a sync answer has no rule, and ``NOT_ROUTED`` has the reason. A new stream joins with
+its joined users), a *user* (that user alone), or a *contact* (a user, and all who share a room with them). A stream has
+no rule if it is not part of sync answers. ``NOT_ROUTED`` has the reason. A new stream is added by
 ``events.sync.providers.join_sync``.
 """
 
@@ -58,7 +58,7 @@ NOT_ROUTED: Mapping[str, str] = MappingProxyType(
 
 
 def _of_events(row: Any) -> Iterable[Concern]:
-    """Yields the room, and for a membership the user.
+    """Yields the room of a row, and if the row is a membership, also the user.
 
     A row is ``["ev", [event, room, type, state key, …, membership, rejected]]`` or ``["state", [room, type, state key,
     event]]``.
@@ -92,17 +92,20 @@ def _by_place(kind: Target, place: int) -> Concerns:
 
 
 def room_in(place: int) -> Concerns:
-    """Returns the rule for rows that have a room ID at an index."""
+    """Returns the rule for rows that have a room ID at the index ``place``."""
     return _by_place(Target.ROOM, place)
 
 
 def user_in(place: int) -> Concerns:
-    """Returns the rule for rows that have a user ID at an index. A value that is no user ID, such as a server, is ignored."""
+    """Returns the rule for rows that have a user ID at the index ``place``.
+
+    A value that is no user ID, such as a server, is ignored.
+    """
     return _by_place(Target.USER, place)
 
 
 def contact_in(place: int) -> Concerns:
-    """Returns the rule for rows that have a user ID at an index and concern all who share a room with the user.
+    """Returns the rule for rows with a user ID at index ``place`` that concern all who share a room with the user.
 
     A value that is no user ID is ignored.
     """
@@ -130,7 +133,7 @@ _rules: dict[str, Concerns] = dict(_PLAIN)
 
 
 def find_rule(stream: str) -> Concerns | None:
-    """Returns the rule of a stream; None if its rows concern no user."""
+    """Returns the rule of a stream, or None if its rows concern no user."""
     return _rules.get(stream)
 
 

@@ -1,6 +1,8 @@
-"""Reads rows for the memory of a process: the newest ones at the start, then those of a lane.
+"""Reads stream rows for the notifier's memory: the newest rows at the start, later the new rows of each lane.
 
-Called with a cursor of a direct connection. Positions are read before rows, so every row that a position covers is found.
+A lane is one writer of a stream. A stream in memory has a single lane for all its writers. The functions are called
+with a cursor of a direct connection. The caller reads positions before rows, so every row that a position covers is
+found.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ MOST_ROWS = 20_000
 
 
 class TooFarBehind(Exception):
-    """More rows than ``MOST_ROWS`` to read. The stream's memory is then replaced."""
+    """An error: more than ``MOST_ROWS`` rows would have to be read. The stream's memory is then replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The rows to remember of a stream at the start. ``floors``: for each lane the position up to which rows may be missing."""
+    """The rows of a stream that the memory begins with.
+
+    ``floors`` has for each lane the position up to which rows may be missing.
+    """
 
     rows: list[FactRow]
     floors: dict[str, int]
@@ -59,7 +64,10 @@ def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: WriterChanges) 
 
 
 def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, int], limit: int) -> Newest:
-    """Returns the newest rows up to these positions of lanes, at most ``limit`` from each table."""
+    """Returns the newest rows of a stream, at most ``limit`` from each table.
+
+    ``upto`` has for each lane the position at which the rows end.
+    """
     rows: list[FactRow] = []
     below = 0
     high = max(upto.values(), default=0)
@@ -67,13 +75,13 @@ def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, 
         cursor.execute(_newest_sql(declaration, table), {"high": high, "limit": limit})
         found = cursor.fetchall()
         if len(found) >= limit:
-            below = max(below, found[-1][0])  # the limit may have cut the oldest fact: it may have more rows
+            below = max(below, found[-1][0])  # the oldest fact may have more rows than the limit let in
         make = row_of(table)
         rows += [FactRow(row[0], row[1], make(row[2:]), None) for row in found]  # type: ignore[arg-type]
     covered = [row for row in rows if row.token <= upto.get(ONE_LANE if declaration.in_memory else row.writer, -1)]
     gone = trim_mark(cursor, declaration.name).writers
     lost = {ONE_LANE: max(gone.values(), default=0)} if declaration.in_memory else gone
-    # Nothing is known below what was read, nor of what was trimmed.
+    # Rows below those that were read, and rows that were trimmed, are unknown.
     floors = {lane: max(min(below, at), lost.get(lane, 0)) for lane, at in upto.items()}
     return Newest(covered, {lane: at for lane, at in floors.items() if at > 0})
 

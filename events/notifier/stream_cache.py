@@ -1,8 +1,8 @@
 """Remembers one stream: the position up to which it is fed, and the last change of each entity (pure).
 
-It is fed with the rows of each writer in ascending order. ``token`` rises after the rows that it covers were fed, never
-before. A stream in memory is fed as one lane, in ascending order of IDs, up to its linear position. When it begins again
-under another generation, its memory does, too.
+The stream is fed with the rows of each writer in ascending order. ``token`` rises only after the rows that it covers
+were fed. A stream in memory is fed as a single lane: the rows of all writers in ascending order of IDs, up to the
+linear position. If such a stream is restarted under another generation, its memory is replaced.
 
 Assumes that the caller holds a lock.
 """
@@ -24,7 +24,7 @@ ONE_LANE = ""
 
 
 class At(NamedTuple):
-    """A position in a stream. ``generation`` is set for streams in memory, which may begin again at 0."""
+    """A position in a stream. ``generation`` is set for streams in memory, which may be restarted at 0."""
 
     token: VectorToken
     generation: int | None
@@ -32,7 +32,10 @@ class At(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WriterChanges:
-    """A range of rows to read: of a writer (``ONE_LANE``: of all), with ``after < position <= upto``."""
+    """A range of rows to read: the rows of a writer with ``after < position <= upto``.
+
+    If the writer is ``ONE_LANE``, the range has the rows of all writers.
+    """
 
     stream: str
     writer: str
@@ -48,7 +51,7 @@ class StreamCache:
     concerns: Concerns
     limit: int
     generation: int | None = None
-    """None for a stored stream, which never begins again."""
+    """None for a stored stream, which is never restarted."""
     base: int = 0
     positions: dict[str, int] = field(default_factory=dict)
     """Known positions of the writers that take part in the linear position."""
@@ -67,7 +70,10 @@ class StreamCache:
         return self.generation is not None
 
     def begin(self, floors: Mapping[str, int]) -> None:
-        """Starts with what is fed up to ``fed``. Changes above the floors are then added by ``note``."""
+        """Creates an empty index of changes that is complete above ``floors``, and shows the positions in ``fed``.
+
+        The caller then adds the rows above the floors with ``note``.
+        """
         self.changes = {kind: LastChanges(self.limit, floors) for kind in Target}
         self._show()
 
@@ -81,21 +87,21 @@ class StreamCache:
         return found
 
     def lane(self, writer: str, upto: int) -> WriterChanges | None:
-        """Returns the rows to read before a position of the writer may be shown; None if there are none."""
+        """Returns the rows to read before the writer's position ``upto`` may be shown, or None if there are none."""
         after = self.fed.get(writer, self.base)
         return WriterChanges(self.name, writer, after, upto) if upto > after else None
 
     def advance(self, lanes: Iterable[WriterChanges]) -> None:
         """Records that the rows of these lanes were fed, and raises the position shown.
 
-        Without lanes, it only shows positions that were announced or learned since.
+        Without lanes, shows only what newly announced or learned positions allow.
         """
         for lane in lanes:
             self.fed[lane.writer] = max(self.fed.get(lane.writer, 0), lane.upto)
         self._show()
 
     def writes(self, writer: str) -> None:
-        """Counts this process among the writers that take part in the linear position, before its own facts are fed."""
+        """Adds this process to the writers that take part in the linear position, before its own facts are fed."""
         # All writers have retired. B comes back and reserves 5, and this process A commits 6, before either is
         # announced. Without A among the writers, the base would be what was fed, 6, and cover B's 5 unseen.
         self.positions.setdefault(writer, 0)

@@ -20,7 +20,10 @@ __all__ = ["RoutedWaiter", "RoutedWaiters"]
 
 @dataclass(slots=True, eq=False)
 class RoutedWaiter:
-    """A caller that waits. ``rooms`` are those that the user is joined to, ``wake`` is the caller's event or future."""
+    """A caller that waits. ``rooms`` are the rooms that the user is joined to.
+
+    ``wake`` is the caller's event or future.
+    """
 
     user_id: str
     rooms: frozenset[str]

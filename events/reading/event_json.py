@@ -1,8 +1,8 @@
-"""Gives out events: one form and one query for every reader (timelines, sync, federation).
+"""Loads stored events in the form that all readers give out: timelines, sync and federation.
 
-A reader's own query finds the rows. ``SERVED`` and ``SERVED_JSON`` add the columns that are given out, so a page is one
-query, redactions included. Nothing here checks who may see an event. The reader's query does
-(``events.visibility.predicate_sql``).
+Each reader has a query of its own that finds the rows. ``SERVED`` and ``SERVED_JSON`` add the columns that are given
+out, so a page needs a single query, redactions included. Nothing here checks who may see an event. The reader's query
+does that (``events.visibility.predicate_sql``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _EVENTS_PER_QUERY = 1_000
 class ServedEvent(msgspec.Struct, frozen=True):
     """A stored event as it is given out.
 
-    ``json`` is stored byte for byte. ``writer`` and ``stream_ordering`` are its position in the stream.
-    (``topological_ordering``, ``stream_ordering``) is its place in the room, by which clients can sort. ``redacted_by``:
-    a redaction applies, and all readers get the pruned form. ``pruned``: this reader gets the pruned form, because the
-    sender is erased or, for servers, because no user of that server was there.
+    ``json`` has the stored bytes. ``writer`` and ``stream_ordering`` are the event's position in the stream.
+    (``topological_ordering``, ``stream_ordering``) is its place in the room, by which clients can sort.
+
+    If ``redacted_by`` is set, a redaction applies, and all readers get the pruned form. If ``pruned`` is true, this
+    reader gets the pruned form. That is so if the sender is erased, or if the reader is a server that may not see the
+    content.
     """
 
     event_id: str
@@ -59,7 +61,10 @@ class ServedEvent(msgspec.Struct, frozen=True):
         return f"t{self.topological_ordering}-{self.stream_ordering}"
 
     def client_json(self) -> bytes:
-        """Returns UTF-8 JSON for a client, redaction applied, with ``unsigned.redacted_because`` and ``redacted_by``."""
+        """Returns the event for clients as UTF-8 JSON.
+
+        If a redaction applies, the event is pruned, and ``unsigned`` has ``redacted_by`` and ``redacted_because``.
+        """
         pruned = self.pruned or self.redacted_by is not None
         form = StoredForm(
             self.event_id,
@@ -90,7 +95,7 @@ class ServedEvent(msgspec.Struct, frozen=True):
 
 
 def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:
-    """Returns the event of a row that begins with the columns ``SERVED``."""
+    """Builds a ``ServedEvent`` from a row that begins with the columns ``SERVED``."""
     (event_id, room_id, version, event_type, state_key, sender, stream, topological, writer, ts, redacts, json,
      redacted_by, because, because_redacts, because_pruned) = row[:_COLUMNS]  # fmt: skip
     redaction = None
@@ -103,7 +108,7 @@ def served(row: Sequence[Any], *, pruned: bool = False) -> ServedEvent:
 
 
 def load_events(event_ids: Collection[str], using: str = "default") -> dict[str, ServedEvent]:
-    """Returns the stored events by ID, without any check of visibility. Those that are not stored are left out."""
+    """Returns the stored events by ID, without any check of visibility. IDs that are not stored are left out."""
     wanted = [event_id for event_id in dict.fromkeys(event_ids) if can_be_stored(event_id)]
     found: dict[str, ServedEvent] = {}
     with connections[using].cursor() as cursor:

@@ -1,13 +1,13 @@
 """The database functions that read a page of a room as one user sees it (pure: they are text).
 
-One call reads rows of ``events_event_timeline`` from a place on. It returns those that
-``events.visibility.predicate_sql.sees`` accepts, with the columns that are given out. It examines at most ``ROWS_READ``
-rows. So a page may have fewer events than wanted, or none, without being the last. Then the result says where reading
-ended.
+One call reads events in timeline order (index ``events_event_timeline``), beginning at a given place. It returns the
+events that ``events.visibility.predicate_sql.sees`` accepts, with the columns that are given out. It examines at most
+``ROWS_READ`` rows. So a page may have fewer events than wanted, or none, without being the last. The result then says
+where reading ended.
 
-These are functions because a page is read often, and its query takes longer to plan than to run. The plan of a function
-is kept for the connection. It must fit all values, so the limit of rows is a literal, and JSON is looked up event by
-event.
+These are functions because a page is read often, and its query takes longer to plan than to run. PostgreSQL keeps the
+plan of a function for the connection. This plan must fit all values, so the limit of rows is a literal, and JSON is
+looked up event by event.
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ _AT_WRITER = "coalesce((%(positions)s)[array_position(%(writers)s, e.instance_na
 
 
 def _page(*, back: bool, sees: str, pruned: str) -> str:
-    """Returns the query of a page: events, the pruned flag of each, and the last place that was read if the page is not full.
+    """Returns the query of a page: events, the pruned flag of each, and the place at which the next page begins.
 
-    The page begins beyond (``topological``, ``stream``). ``base``, ``writers`` and ``positions`` are a vector token:
-    everything up to the base, and everything of a named writer up to its position. Going back, the page has only events
-    that the token covers. Going forward, it has only events that the token does not cover.
+    The place is that of the last row that was examined. It is null if the page is full, or if reading ended before
+    ``ROWS_READ`` rows because there were no more.
+
+    The page begins beyond (``topological``, ``stream``). ``base``, ``writers`` and ``positions`` are a vector token: it
+    covers everything up to the base, and everything of a named writer up to its position. A page that goes back has
+    only events that the token covers. A page that goes forward has only events that the token does not cover.
     """
     beyond, order = ("<", "DESC") if back else (">", "ASC")
     highest = "(SELECT max(top) FROM unnest(%(positions)s || %(base)s) AS top)"
@@ -91,10 +94,11 @@ _FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_
 
 
 def _for_user(function: str, *, from_leave: bool = False) -> str:
-    """Returns the call of a function, joined with the user's access to the room. As one query both are of one moment.
+    """Returns a query that calls the function with the user's access to the room.
 
-    ``from_leave``: going back, the page of a user who has left begins at the leave or below. Events deeper than the
-    leave, on another branch of the graph, are skipped, even if they were here before.
+    The access is read in the same query, so access and page come from one snapshot. Use ``from_leave`` only with the
+    function that reads back in time. The page of a user who has left then begins at the leave or below. It skips events
+    on another branch of the graph that are deeper than the leave, even if they arrived before the leave.
     """
     access = {name: f"access.out_{name}" for name in ("peeking", "recorded", "cut", "cut_depth")}
     wanted = "CASE WHEN access.known AND access.readable THEN %(wanted)s ELSE 0 END"
@@ -115,8 +119,8 @@ PAGE_AFTER = _function("events_page_after", _page(back=False, sees=sees(), prune
 DROP_PAGES = "DROP FUNCTION events_page_before; DROP FUNCTION events_page_after"
 
 FOR_USER = {True: _for_user("events_page_before"), False: _for_user("events_page_after")}
-"""True for back in time -> the query of a page as a user sees it: the columns of ``events_access``, then those of the page."""
+"""The queries of a page as a user sees it; ``True`` reads back in time. The columns of ``events_access`` come first."""
 FROM_LEAVE = _for_user("events_page_before", from_leave=True)
 """The query for reading back in time, which begins at the user's own leave or below."""
 UNFILTERED = {back: _typed(_page(back=back, sees=_SHOWN_AT_ALL, pruned="false")) for back in (True, False)}
-"""True for back in time -> the query of a page that is not filtered for a user."""
+"""The queries of a page that is not filtered for a user; ``True`` reads back in time."""

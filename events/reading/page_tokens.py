@@ -1,8 +1,8 @@
 """Reads the tokens at which a page of a room begins: those of timelines and those of sync.
 
 A token ``t412-90321`` is an event's place in its room, and a page begins beyond it. A token of sync (``s90321``,
-``m90321~2.90400``, or the whole sync token) covers what a client had received. Going back, a page has only events that it
-covers; going forward, only later ones.
+``m90321~2.90400``, or the whole sync token) covers what a client had received. A page that goes back has only events
+that the token covers. A page that goes forward has only later events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _TEXT_LIMIT = 100_000
 class Start:
     """The place beyond which a page begins.
 
-    ``back``: the page goes back in time. ``told``: the vector that bounds the page's events, if the token has one.
+    ``back`` is true if the page goes back in time. ``told`` is the vector that limits the page's events, if the token
+    has one.
     """
 
     topological: int
@@ -43,7 +44,7 @@ class Start:
 def start_of(token: str | None, *, back: bool, using: str = "default") -> Start:
     """Returns the start of a page. Raises ``BadToken``, and ``EpochChanged`` for a sync token from before a restore.
 
-    A sync token that is ahead of the present is reduced to it.
+    A sync token that is ahead of this process's position is lowered to that position.
     """
     if token is None or (isinstance(token, str) and token.startswith("t")):
         return Start(*timeline_place(token), back)

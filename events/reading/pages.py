@@ -1,7 +1,7 @@
 """Reads rooms for users: a page of history, the events around an event, and which of some events a user sees.
 
-Each answer about one room and one user is one query, so it is of one moment. Events are redacted and pruned as the user
-may see them, and have both orderings. Reads use the given database alias.
+Each answer comes from one snapshot. A page is read by a single query, access included. Events are redacted and pruned
+as the user may see them, and carry both orderings. Reads use the given database alias.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from streams.db.consistent_read import read_only_snapshot
 __all__ = ["OLDEST", "PAGE_LIMIT", "Around", "Page", "events_around", "timeline", "visible_to"]
 
 PAGE_LIMIT = ROWS_READ
-"""The most events of one page. A larger limit counts as this one."""
+"""The most events of one page. If the requested limit is larger, this limit applies."""
 IDS_LIMIT = 10_000
 """The most events of one call of ``visible_to``."""
 _ACCESS_COLUMNS = 10
 _IDS_PER_QUERY = 1_000
 
-#: Those of some events that a user sees.
+#: The events among some IDs that a user sees.
 _VISIBLE = f"""
 SELECT {SERVED}, e.pruned FROM (
   SELECT e.*, {pruned()} AS pruned FROM events_event e JOIN {ACCESS_ROWS} a ON a.room_id = e.room_id
@@ -50,8 +50,8 @@ SELECT {SERVED}, e.pruned FROM (
 class Page:
     """Some events of a room in the order of reading: newest first going back, oldest first going forward.
 
-    ``end`` is where the next page begins: the place of the last event that was *examined*; null: there is nothing more.
-    So an empty page with an ``end`` is not the last one.
+    ``end`` is the token at which the next page begins: the place of the last event that was *examined*. It is null if
+    there is nothing more. So an empty page with an ``end`` is not the last one.
     """
 
     events: tuple[ServedEvent, ...]
@@ -62,9 +62,9 @@ class Page:
 class Around:
     """An event with the events before it (newest first) and after it (oldest first).
 
-    ``start`` continues backwards from the first of them, ``end`` forwards from the last. ``state`` has the event IDs of
-    the room's state after the last event. If the user was not in the room and it was not open to them, it has only the
-    entries that they see.
+    ``start`` is the token from which to read further back, and ``end`` the token from which to read further forward.
+    ``state`` is the room's state after the last of these events, as event IDs. If the user was not in the room then,
+    and the room was not open to them, ``state`` has only the entries that the user sees.
     """
 
     event: ServedEvent
@@ -84,12 +84,12 @@ def timeline(
     after: str | None = None,
     using: str = "default",
 ) -> Page:
-    """Returns a page of a room as the user sees it: the newest events, those ``before`` a token, or those ``after`` one.
+    """Returns a page of a room as the user sees it: the newest events, or those ``before`` or ``after`` a token.
 
-    Without ``user_id`` the page is not filtered, except for outliers, rejected and soft-failed events. A user who left
-    sees nothing after their leave, and reading back begins at the leave. Events deeper than the leave, on another branch
-    of the graph, are skipped. ``after=OLDEST`` begins at the start of the room. Tokens of pages, events and syncs are
-    accepted. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and ``InvalidQuery``.
+    Without ``user_id`` the page has all events except outliers, rejected and soft-failed ones. A user who left sees
+    nothing after their leave. For them reading back begins at the leave, and skips events that are deeper than the
+    leave, on another branch of the graph. ``after=OLDEST`` begins at the start of the room. Tokens of pages, events and
+    syncs are accepted. Raises ``UnknownRoom``, ``NotReadable``, ``BadToken`` and ``InvalidQuery``.
     """
     if before is not None and after is not None:
         raise InvalidQuery("Give before (going back) or after (going on), not both.")
@@ -101,9 +101,11 @@ def timeline(
 def events_around(
     event_id: str, user_id: str, limit: int = 10, using: str = "default", only: StateFilter = EVERYTHING
 ) -> Around:
-    """Returns the event, up to half of ``limit`` visible events on each side, and the state, reduced to what ``only`` accepts.
+    """Returns an event with visible events on both sides, and the state after the last of them.
 
-    Raises ``UnknownEvent`` also for an event that the user does not see, so that the error does not reveal that it exists.
+    Each side has at most half of ``limit`` events. The state is reduced to what ``only`` accepts. Raises
+    ``UnknownEvent`` also for an event that the user does not see, so that the error does not reveal that the event
+    exists.
     """
     half = checked_limit(limit, PAGE_LIMIT) // 2
     with read_only_snapshot(using):
@@ -123,10 +125,10 @@ def events_around(
 
 
 def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -> dict[str, ServedEvent]:
-    """Returns those of the events that the user sees, by ID, in the order given. They may be of any rooms.
+    """Returns, by ID and in the order given, the events among these that the user sees. They may be of any rooms.
 
-    Unknown events, hidden events, and events in rooms that the user may not read are left out alike. Raises
-    ``InvalidQuery`` for more than ``IDS_LIMIT`` events.
+    Unknown events, hidden events, and events in rooms that the user may not read are all left out, without any
+    difference. Raises ``InvalidQuery`` for more than ``IDS_LIMIT`` events.
     """
     wanted = checked_ids(event_ids, IDS_LIMIT)
     found: dict[str, ServedEvent] = {}
@@ -203,9 +205,9 @@ def _unfiltered_rows(room_id: str, where: Mapping[str, Any], back: bool, using: 
 def _rows_for_user(
     room_id: str, user_id: str, where: Mapping[str, Any], query: str, using: str
 ) -> list[tuple[Any, ...]]:
-    """Returns the page's rows, after checking the access that they contain.
+    """Returns the rows of a page, after checking the user's access, which each row contains.
 
-    If messages expire in the room, the query runs again with the time from which they count.
+    If messages expire in the room, the query runs again with the time before which they are expired.
     """
     now_ms = time.time_ns() // 1_000_000
     kept_since: int | None = None

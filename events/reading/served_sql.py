@@ -1,9 +1,9 @@
 """The columns of an event that is given out (pure).
 
-``SERVED`` belongs in the select list of a query whose events have the alias ``e``, and ``SERVED_JSON`` at the end of its
-``FROM``. JSON and redactions are looked up event by event, whatever number the planner expects. A redaction is looked up
-only if there is one. Stored JSON was checked to be UTF-8, so it is sent as text. That is half as long as the hex digits
-of bytes, and encoding it gives the same bytes again.
+``SERVED`` belongs in the select list of a query whose events have the alias ``e``, and ``SERVED_JSON`` at the end of
+its ``FROM``. JSON and redactions are looked up event by event, whatever number of rows the planner expects. A redaction
+is looked up only if there is one. Stored JSON was checked to be UTF-8, so it is sent as text. Text is half as long as
+the hex digits of bytes, and encoding the text gives the same bytes again.
 """
 
 from __future__ import annotations

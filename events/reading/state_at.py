@@ -1,7 +1,8 @@
-"""Reads the state before and after events, in full or as far as a filter accepts it.
+"""Reads the state before and after events, in full or reduced to what a filter accepts.
 
-If the state is not known, the answer says so (``StateUnresolved``); it is never guessed. Many events are answered in
-rounds of bounded size. Each round is one query for the events and one for their states, however many groups they have.
+If the state is not known, the answer says so (``StateUnresolved``); the state is never guessed. Many events are
+answered in rounds of bounded size. A round reads all its events by one query. Their states are read by one more query,
+in parts if they are very large.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class _Place:
     def before(self) -> int:
         """Returns the group of the state before the event.
 
-        An accepted state event has a group of its own, stored on top of this one. For any other event it is the same as
-        ``after``.
+        An accepted state event has a state group of its own, which is stored on top of the group before it. For any
+        other event the groups before and after are the same.
         """
         return self.prev_group if self.changes_state else self.after
 
@@ -132,7 +133,7 @@ def _states(
 
 
 def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list[str]]:
-    """Yields the events, in their order, in parts whose states fit into memory together."""
+    """Yields the events, in their order, in lists whose states fit into memory together."""
     part: list[str] = []
     sizes: dict[int, int] = {}
     for event_id in event_ids:

@@ -49,9 +49,10 @@ LIMIT %(limit)s
 def timeline(
     room_id: str, limit: int = 100, before: str | None = None, using: str = "default"
 ) -> Sequence[TimelineEntry]:
-    """Returns at most ``limit`` accepted events of a room, newest first by (topological, stream), below the token ``before``.
+    """Returns the accepted events of a room below the token ``before``, newest first by (topological, stream).
 
-    Outliers, rejected and soft-failed events are left out. Raises ``UnknownRoom``, ``BadToken`` and ``InvalidQuery``.
+    Returns at most ``limit`` events. Outliers, rejected and soft-failed events are left out. Raises ``UnknownRoom``,
+    ``BadToken`` and ``InvalidQuery``.
     """
     limit = checked_limit(limit, _MOST_ENTRIES)
     topological, stream = timeline_place(before)
@@ -69,7 +70,7 @@ def _page(room_id: str, limit: int, topological: int, stream: int, using: str) -
 
 
 def timeline_place(token: str | None) -> tuple[int, int]:
-    """Returns (topological, stream) of a token, or a place above every event without one. Raises ``BadToken``."""
+    """Returns (topological, stream) of a token. For null, returns a place above every event. Raises ``BadToken``."""
     if token is None:
         return 2**63 - 1, 2**63 - 1
     found = _TOKEN.fullmatch(token) if isinstance(token, str) else None

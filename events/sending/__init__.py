@@ -1,1 +1,1 @@
-"""Events of local users: composed, signed, stored."""
+"""Composes, signs and stores the events of local users."""

@@ -1,8 +1,8 @@
 """Composes a local event from the sender's input and the event's place in the room (pure).
 
-It fills in references, depth, auth events, hashes and signature. The auth events are chosen from the state before the
-event, by the rule with which others check them (``state.rules.auth_selection``). An event that the auth rules refuse is
-not made.
+This fills in references, depth, auth events, hashes and signature. The auth events are chosen from the state before the
+event, by the same rule that receivers apply to check them (``state.rules.auth_selection``). An event that the auth
+rules refuse is not made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from state.rules.room_versions import RoomVersion
 __all__ = ["MOST_PREV_EVENTS", "NewEvent", "Place", "compose"]
 
 MOST_PREV_EVENTS = 10
-"""As many leaves a new event joins."""
+"""The most forward extremities that a new event names as prev events."""
 _LARGEST_DEPTH = 2**63 - 1
 
 
@@ -31,8 +31,8 @@ _LARGEST_DEPTH = 2**63 - 1
 class NewEvent:
     """The sender's input for an event. Everything else is filled in.
 
-    ``state_key`` null: not a state event. ``origin_server_ts`` null: now. ``extra`` are more keys at the top level, such as
-    ``redacts`` before room version 11.
+    If ``state_key`` is null, the event is no state event. If ``origin_server_ts`` is null, the current time is used.
+    ``extra`` has additional keys of the top level, such as ``redacts`` before room version 11.
     """
 
     sender: str
@@ -65,7 +65,7 @@ class Place:
 
 
 def compose(new: NewEvent, place: Place, key: SigningKey | None = None) -> ParsedEvent:
-    """Returns the finished event.
+    """Composes an event, applies the auth rules, and returns the event.
 
     Raises ``EventRefused`` for invalid input, and ``EventNotAllowed`` if the rules forbid the event.
     """
@@ -127,7 +127,7 @@ def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
 
 
 def _draft(new: NewEvent, place: Place) -> ParsedEvent:
-    """Returns the fields of the event that the choice of its auth events reads."""
+    """Returns an unfinished event that has only the fields that decide which auth events it needs."""
     membership = new.content.get("membership") if new.type == "m.room.member" else None
     return ParsedEvent(
         event_id="",

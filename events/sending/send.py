@@ -1,11 +1,12 @@
 """Sends local events: composes and stores them in one transaction.
 
-``create_room`` creates a room, and ``LocalRoom`` sends into a stored one. ``events.sending.compose`` fills in everything
-that the sender does not give, from the room as it is once its row is locked. So concurrent senders build on each other's
-events, and never on the same forward extremities. An event that the auth rules refuse is not made: ``EventNotAllowed``
-gives the reason.
+``create_room`` creates a room, and ``LocalRoom`` sends into a stored one. The room's row is locked first. Then
+``events.sending.compose`` fills in everything that the sender does not give, from the room's present graph and state.
+So concurrent senders build on each other's events, and never on the same forward extremities. An event that the auth
+rules refuse is not made: ``EventNotAllowed`` gives the reason.
 
-Inside a caller's transaction the room stays locked until that ends. Callers lock several rooms in the order of their IDs.
+Inside a transaction of the caller, the room stays locked until that transaction ends. A caller that sends into several
+rooms in one transaction has to lock them in the order of their IDs.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from streams.conf import stream_settings
 __all__ = ["DUMMY_EVENT", "LocalRoom", "NewEvent", "RoomSetup", "create_room"]
 
 DUMMY_EVENT = "org.matrix.dummy_event"
-"""Joins the leaves of a room; no client is shown it."""
+"""The type of events that only merge forward extremities. Clients are never shown them."""
 _MOST_DUMMIES = 100
 _CANDIDATES = 50
 _ATTEMPTS = 100
 
-#: The deepest leaves of a room.
+#: The deepest forward extremities of a room.
 _LEAVES = """
 SELECT event_id FROM events_forwardextremity JOIN events_event USING (event_id)
 WHERE events_forwardextremity.room_id = %s ORDER BY topological_ordering DESC, stream_ordering DESC LIMIT %s
@@ -51,7 +52,7 @@ WHERE events_forwardextremity.room_id = %s ORDER BY topological_ordering DESC, s
 
 @dataclass(frozen=True, slots=True)
 class RoomSetup:
-    """The initial events of a room. ``content`` is added to the create event, ``state`` are further state events.
+    """The initial events of a room. ``content`` is added to the create event. ``state`` has further state events.
 
     ``power_levels`` replaces the usual ones, in which the creator has level 100.
     """
@@ -88,12 +89,13 @@ def create_room(
 
 @dataclass(frozen=True, slots=True)
 class LocalRoom:
-    """A stored room to send into, by users of any server. With ``key``, by users of its server, whose events it signs.
+    """A stored room into which events are sent.
 
-    Events build on the room's forward extremities (up to 10, the deepest), or on ``prev_event_ids`` (see ``on``). The
-    latter may fork the room. Then an event that the current state refuses is stored as soft-failed, as if it had come
-    late from another server. All methods raise ``UnknownRoom``, ``StateUnresolved`` if the state to build on is unknown,
-    ``EventRefused`` and ``EventNotAllowed``.
+    Without ``key``, users of any server may send. With ``key``, only users of the key's server may send, and the key
+    signs their events. Events build on the room's forward extremities (on the 10 deepest if there are more), or on
+    ``prev_event_ids`` (see ``on``). The latter may fork the room. So with ``prev_event_ids``, an event that the current
+    state refuses is stored as soft-failed, as if it had come late from another server. All methods that send raise
+    ``UnknownRoom``, ``StateUnresolved`` if the state to build on is unknown, ``EventRefused`` and ``EventNotAllowed``.
     """
 
     room_id: str
@@ -102,7 +104,10 @@ class LocalRoom:
     prev_event_ids: tuple[str, ...] = ()
 
     def on(self, *events: str | Persisted) -> LocalRoom:
-        """Returns the room at these events, given by ID or as stored events."""
+        """Returns a copy of this object whose next events build on these events.
+
+        The events are given by ID or as stored events.
+        """
         ids = tuple(event if isinstance(event, str) else event.event_id for event in events)
         return replace(self, prev_event_ids=ids)
 
@@ -154,7 +159,7 @@ class LocalRoom:
         return self.add([NewEvent(sender, "m.room.redaction", content, extra=target)])[0]
 
     def add(self, events: Iterable[NewEvent]) -> list[Persisted]:
-        """Sends several events, each on top of the one before, in one transaction: all are stored, or none."""
+        """Sends several events, each on top of the one before, in one transaction. Either all are stored, or none."""
         alias = self.using or stream_settings().database
         with transaction.atomic(using=alias):
             speech = _Speech(self.room_id, self.key, alias)
@@ -163,9 +168,10 @@ class LocalRoom:
             return _stored(made, alias, late=bool(self.prev_event_ids))
 
     def merge_extremities(self, more_than: int = MOST_PREV_EVENTS, server: str | None = None) -> list[Persisted]:
-        """Merges forward extremities by dummy events of a joined user of ``server`` (default: this one), if there are too many.
+        """Merges forward extremities by dummy events, if the room has more than ``more_than`` of them.
 
-        Returns the events made: none if no user of the server may send them.
+        The sender is a joined user of ``server``. The default is the server of ``key``, or else this server. Returns
+        the events made: none if no user of the server may send them.
         """
         alias = self.using or stream_settings().database
         own = server or (self.key.server if self.key is not None else stream_settings().server_name)
@@ -191,7 +197,8 @@ def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey
         content = {"creator": creator, **content}
     new = NewEvent(creator, "m.room.create", content, "")
     room_id = f"!{secrets.token_urlsafe(18)}:{creator.partition(':')[2]}"
-    for later in range(_ATTEMPTS):  # two rooms that somebody creates in one millisecond would have one ID in version 12
+    # In version 12, two rooms that a user creates in the same millisecond would have the same ID.
+    for later in range(_ATTEMPTS):
         place = Place(room_id, version, {}, (), _now_ms() + later, secrets.token_urlsafe(18))
         create = compose(new, place, key)
         if not Room.objects.using(using).filter(pk=create.room_id).exists() and _is_stored(create, using):
@@ -230,11 +237,14 @@ def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[
     ]
 
 
-# --- a room that is there ---------------------------------------------------------------------------------------------
+# --- a stored room ----------------------------------------------------------------------------------------------------
 
 
 class _Speech:
-    """New events of one room, each on top of those before it. Assumes the caller's transaction, and locks the room."""
+    """A series of new events for one room, each on top of those before it.
+
+    Locks the room. Assumes that the caller has begun a transaction.
+    """
 
     def __init__(self, room_id: str, key: SigningKey | None, using: str) -> None:
         reading = lock_and_read([], using, rooms=[room_id] if can_be_stored(room_id) else [])
@@ -252,7 +262,11 @@ class _Speech:
         self._group = -1
 
     def extremities(self, most: int) -> list[str]:
-        """Returns the deepest forward extremities of the room, the deepest first if these are not all."""
+        """Returns the room's forward extremities, the deepest ones if there are more than ``most``.
+
+        They are sorted, the deepest first, if there are more than ``most`` or more than 10. Otherwise they have no
+        order.
+        """
         if len(self._extremities) <= min(most, MOST_PREV_EVENTS):
             return self._extremities
         with connections[self._using].cursor() as cursor:
@@ -260,7 +274,11 @@ class _Speech:
             return [row[0] for row in cursor.fetchall()]
 
     def stand_on(self, event_ids: Sequence[str]) -> None:
-        """Sets the prev events of the next event."""
+        """Sets the prev events of the next event.
+
+        Raises ``UnknownEvent`` for an event that is not in the room's graph, and ``StateUnresolved`` if the state is
+        not known.
+        """
         ids = list(dict.fromkeys(event_ids))
         events = self._stored.events
         events.load([event_id for event_id in ids if can_be_stored(event_id)])
@@ -277,7 +295,7 @@ class _Speech:
         self._prev = [events[event_id] for event_id in ids]
 
     def compose(self, new: NewEvent) -> ParsedEvent:
-        """Returns a new event, on which the next one will build."""
+        """Returns a new event. The next event will build on it."""
         event = compose(new, self._place(), self._key)
         self._states.events[event.event_id] = event
         if event.state_key is not None:
@@ -287,7 +305,11 @@ class _Speech:
         return event
 
     def merge(self, extremities: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
-        """Returns events that merge these forward extremities, the deepest first, each together with the event before."""
+        """Returns events that merge these forward extremities, the deepest first.
+
+        The first 10 have to be the prev events set by ``stand_on``. Each event after the first also builds on the one
+        before.
+        """
         made = [self.compose(new)]
         rest = list(extremities[MOST_PREV_EVENTS:])
         while rest and len(made) < _MOST_DUMMIES:
@@ -331,12 +353,16 @@ class _Speech:
 
 
 def _stored(made: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
-    """Stores the events, and returns them. Unless ``late`` is true, events that the current state refuses are not stored."""
+    """Stores the events, and returns them.
+
+    Raises ``EventNotAllowed`` for an event that is rejected, and unless ``late`` is true, for one that the current
+    state refuses. The caller's transaction is then rolled back.
+    """
     outcome = persist([_incoming(event) for event in made], using, verified=True)
     if outcome.refused:
         raise outcome.refused[0].error
     found = {stored.event_id: stored for stored in outcome.stored}
-    if outcome.duplicates:  # the same words at the same place in the same millisecond
+    if outcome.duplicates:  # an equal event was sent at the same place in the same millisecond
         found |= _stored_before(outcome.duplicates, using)
     for event in made:
         stored = found[event.event_id]

@@ -1,6 +1,6 @@
-"""Converts sync tokens and stream positions between text and database.
+"""Converts sync tokens and stream positions between objects and the text that clients get.
 
-A token given to a client carries the epoch, and numbers in place of writers' names. Both are stored in tables.
+The text has the epoch of the database, and numbers in place of writers' names. Epoch and numbers are stored in tables.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _NUMBERS = "SELECT stream, id, instance_name FROM streams_streamposition"
 
 
 def current_token(streams: Collection[str] = (EVENTS.name,), using: str | None = None) -> SyncToken:
-    """Returns the current positions of these streams in this process.
+    """Returns a token with the current positions of these streams in this process.
 
-    An answer with this token includes all facts up to these positions. Call it before the snapshot of the answer is taken
-    (``streams.db.consistent_read``).
+    An answer with this token has to include all facts up to these positions. So call this before the snapshot of the
+    answer is taken (``streams.db.consistent_read``).
     """
     parts = {name: registry.get(name).current(using).token() for name in streams}
     with _cursor(using) as cursor:
@@ -53,7 +53,7 @@ def token_text(token: SyncToken, using: str | None = None) -> str:
 def read_token(text: object, using: str | None = None) -> SyncToken:
     """Returns the token of a text. Raises ``TokenError``, and ``EpochChanged`` after a restore.
 
-    Every token has an epoch. A text without one was not made here.
+    A text without an epoch is refused with ``TokenError``, because every token that was given out has one.
     """
     numbers = _numbers(using) if isinstance(text, str) and "~" in text else {}
 
@@ -72,7 +72,10 @@ def read_token(text: object, using: str | None = None) -> SyncToken:
 
 
 def read_events_token(since: str | SyncToken | VectorToken, using: str | None = None) -> VectorToken:
-    """Returns the position in the stream of events, from any form of token. Raises as ``read_token`` does."""
+    """Returns the position in the stream ``events``, from any form of token. Raises what ``read_token`` raises.
+
+    Raises ``TokenError`` also if the token has no part for this stream.
+    """
     if isinstance(since, VectorToken):
         return since
     token = since if isinstance(since, SyncToken) else read_token(since, using)
@@ -83,18 +86,21 @@ def read_events_token(since: str | SyncToken | VectorToken, using: str | None = 
 
 
 def room_text(token: VectorToken, using: str | None = None) -> str:
-    """Returns the room form (``s5``, ``m5~1.7``), usable for ``timeline(before=…)``."""
+    """Returns the text of a token for one room (``s5``, ``m5~1.7``), which ``timeline(before=…)`` accepts."""
     numbers = _numbers(using).get(EVENTS.name, {}) if token.entries else {}
     return RoomToken(_without_unknown(token, numbers)).text(numbers)
 
 
 def _without_unknown(token: VectorToken, numbers: Mapping[str, int]) -> VectorToken:
-    """Leaves out writers that have no number yet. Their newest facts then come again, and none is missed."""
+    """Returns the token without the entries of writers that have no number yet.
+
+    The newest facts of these writers are then sent again, but none is missed.
+    """
     return VectorToken(token.base, {writer: at for writer, at in token.entries.items() if writer in numbers})
 
 
 def _numbers(using: str | None) -> dict[str, dict[str, int]]:
-    """Returns stream to writer to number."""
+    """Returns the number of each writer, by stream and writer."""
     found: dict[str, dict[str, int]] = {}
     with _cursor(using) as cursor:
         cursor.execute(_NUMBERS)

@@ -11,11 +11,11 @@ and sends it back as ``since``.
   answered in full, as in an initial sync. So streams may be added at any time: nothing is missed and nothing is repeated.
 * **A stream in memory with another generation** was restarted, and counts as missing from the token.
 * **A part for a stream that this program does not know** comes from a newer process, or the stream was removed. It is carried
-  along unread, so a process that knows the stream finds its position.
+  along unread, so that a process that knows the stream finds its position there.
 * **A position ahead of ours** comes from a process that knows more, or was made up. Callers that can wait do so
   (``ahead_of``). After that ``bounded_by`` reduces it to what is known. Facts may then come twice, but none is missed.
-* **A token of another epoch** does not apply to the present facts: ``streams.errors.EpochChanged``, and the client syncs from the
-  beginning.
+* **A token of another epoch** does not apply to the present facts. ``streams.errors.EpochChanged`` is raised, and the
+  client has to sync from the beginning.
 """
 
 from __future__ import annotations
@@ -31,24 +31,25 @@ from streams.errors import TokenError
 __all__ = ["LONGEST_TOKEN", "MOST_STREAMS", "SyncToken"]
 
 LONGEST_TOKEN = 16_384
-"""Characters of a token that is read."""
+"""The most characters of a token. A longer text is refused."""
 MOST_STREAMS = 64
-"""Streams of a token that is read."""
+"""The most streams in a token. A text with more is refused."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}\Z")
 _CARRIED = re.compile(r"[a-z0-9~.]{1,4096}(![0-9]{1,18})?\Z")
 _EPOCH = re.compile(r"[a-z0-9]{1,40}\Z")
 
 Names = Callable[[str], "Mapping[int, str] | None"]
-"""Stream -> its writers by number; None: this program does not know the stream."""
+"""A function from a stream to its writers by number. It returns None for a stream that this program does not know."""
 Numbers = Callable[[str], Mapping[str, int]]
-"""Stream -> the numbers of its writers."""
+"""A function from a stream to the numbers of its writers, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyncToken:
     """A token that covers all facts up to the position of each part.
 
-    ``generations`` are those of streams in memory. ``carried`` are parts that this program cannot read. Both are by stream.
+    ``generations`` has the generations of streams in memory. ``carried`` has the parts that this program cannot read,
+    as text. Both are keyed by stream.
     """
 
     parts: Mapping[str, VectorToken] = field(default_factory=dict)
@@ -68,7 +69,10 @@ class SyncToken:
 
     @classmethod
     def parse(cls, text: object, names: Names) -> SyncToken:
-        """Returns the token in a text. Raises ``TokenError``. The caller compares the epoch with the present one."""
+        """Parses the text of a token. Raises ``TokenError``.
+
+        The caller has to compare the epoch with that of the database.
+        """
         if not isinstance(text, str) or not text or len(text) > LONGEST_TOKEN:
             raise TokenError(
                 f"A sync token is a text of 1 to {LONGEST_TOKEN} characters, as an answer's next_batch; got {text!r:.60}."
@@ -120,14 +124,20 @@ class SyncToken:
         return SyncToken({**self.parts, **parts}, self.epoch, carried, self.generations)
 
     def followed_by(self, now: SyncToken) -> SyncToken:
-        """Returns the token for an answer up to ``now``. Parts that cannot be read here are carried along."""
+        """Returns the token to give out with an answer up to ``now``.
+
+        Parts of streams that ``now`` does not have are carried along.
+        """
         carried = {stream: text for stream, text in self.carried.items() if stream not in now.parts}
         kept = {stream: part for stream, part in self.parts.items() if stream not in now.parts}
         generations = {stream: number for stream, number in self.generations.items() if stream in kept}
         return SyncToken({**kept, **now.parts}, now.epoch, carried, {**generations, **now.generations})
 
     def known_to(self, now: SyncToken) -> SyncToken:
-        """Returns the token without streams that were restarted since. Those are answered in full."""
+        """Returns the token without the streams in memory that were restarted since it was given out.
+
+        These streams are answered in full.
+        """
         old = {s for s in self.parts if s in now.parts and self.generations.get(s) != now.generations.get(s)}
         parts = {stream: part for stream, part in self.parts.items() if stream not in old}
         generations = {stream: number for stream, number in self.generations.items() if stream not in old}
@@ -141,12 +151,12 @@ class SyncToken:
         return all(stream in theirs and part.before_or_equal(theirs[stream]) for stream, part in self.parts.items())
 
     def ahead_of(self, now: SyncToken) -> dict[str, VectorToken]:
-        """Returns the parts not covered by ``now``, which an answer has to wait for."""
+        """Returns the parts that ``now`` does not cover. An answer has to wait for them."""
         theirs = now.parts
         return {s: p for s, p in self.parts.items() if s in theirs and not p.before_or_equal(theirs[s])}
 
     def bounded_by(self, now: SyncToken) -> SyncToken:
-        """Returns the token with no part ahead of ``now``. Streams that ``now`` does not name stay."""
+        """Returns the token with no part ahead of ``now``. Parts of streams that ``now`` does not have stay."""
         ahead = {stream: part.meet(now.parts[stream]) for stream, part in self.ahead_of(now).items()}
         return self.replace(**ahead) if ahead else self
 

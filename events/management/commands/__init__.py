@@ -1,1 +1,1 @@
-"""Commands of the room ``events``."""
+"""Commands of the app ``events``."""

@@ -1,6 +1,6 @@
 """``manage.py rebuild_visibility``: recomputes or checks the visibility ranges of stored rooms.
 
-It finds and repairs the same as ``resync visibility``, but room by room, in this process.
+It finds and repairs the same damage as ``resync visibility``, but room by room, in this process.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a line in place of words")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints the result for each room. Exits with status 1 if one is unknown or its ranges were wrong."""
+        """Prints the result for each room. Exits with status 1 if a room is unknown or its ranges were wrong."""
         if bool(options["room_ids"]) == options["all"]:
             raise CommandError("Name rooms, or give --all.", returncode=2)
         using = stream_settings().database
@@ -72,9 +72,9 @@ def _in_words(found: Mapping[str, Any]) -> str:
 
 
 def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
-    """Returns the result for a room.
+    """Checks a room, repairs its ranges if ``write`` is true, and returns the result for the output.
 
-    ``known`` is false if the visibility of the room's events cannot be known.
+    ``known`` in the result is false if the visibility of the room's events cannot be known.
     """
     found = None
     if can_be_stored(room_id):

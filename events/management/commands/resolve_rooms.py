@@ -1,4 +1,4 @@
-"""``manage.py resolve_rooms``: computes the states above filled gaps that can be known now."""
+"""``manage.py resolve_rooms``: computes unknown states of events above filled gaps, as far as they can be known."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_ROOMS = 10_000
 class Command(SiteCommand):
     """The command ``resolve_rooms``.
 
-    Exit status 0: no state is left unknown. 1: gaps still hide some. 2: unusable arguments.
+    Exit status 0: no state is left unknown. 1: some states are still unknown, because of gaps. 2: unusable arguments.
     """
 
     help = (
@@ -81,6 +81,9 @@ class Command(SiteCommand):
 
 
 def _unresolved_rooms(using: str) -> list[str]:
-    """Returns rooms with events without state, at most ``_MOST_ROOMS``. A partial index finds them."""
+    """Returns the IDs of rooms that have events with an unknown state, at most ``_MOST_ROOMS``.
+
+    A partial index finds them.
+    """
     found = Event.objects.using(using).filter(state_unresolved=True).order_by("room_id")
     return list(found.values_list("room_id", flat=True).distinct()[:_MOST_ROOMS])

@@ -37,7 +37,7 @@ class Command(SiteCommand):
         add_event_ids(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Prints the answer for each ID. Exits with status 1 if one has no answer."""
+        """Prints the answer for each ID. Exits with status 1 if any ID has no answer."""
         failed = False
         asked, again = tee(asked_event_ids(options["event_ids"]))
         states = _States()
@@ -73,16 +73,16 @@ def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:
 
 
 class _States:
-    """The states as JSON.
+    """An encoder of states as JSON that keeps its last four results.
 
-    The last four are kept, because the state after an event is usually the one before the next event.
+    They are often needed again: the state after an event is usually the state before the next event.
     """
 
     def __init__(self) -> None:
         self._kept: list[tuple[State, orjson.Fragment]] = []
 
     def written(self, state: State | None) -> orjson.Fragment | None:
-        """Returns the entries as a JSON object, sorted by type and state key."""
+        """Returns the entries as a JSON object, sorted by type and state key, or null for no state."""
         if state is None:
             return None
         for known, text in self._kept:
