@@ -1,1 +1,4 @@
-"""Bulk and streaming work on Spark. Executors import only the pure modules of the other rooms, never Django."""
+"""Bulk and streaming work on Spark.
+
+Executors never import Django. Of the other packages of the site they import only modules without it.
+"""

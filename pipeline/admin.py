@@ -1,4 +1,4 @@
-"""Read-only admin pages of the rows that jobs refused, loaded and read, and of the live derived tables.
+"""Read-only admin pages: what jobs read, loaded and refused, and the live derived tables.
 
 The page of jobs themselves is ``pipeline.jobs.admin``.
 """
@@ -26,21 +26,27 @@ __all__ = [
 
 @admin.register(models.ImportedRoom, models.BatchLedger, models.MendedRoom, models.ComparedRooms)
 class NewestFirstAdmin(ReadOnlyAdmin):
-    """Pages with all columns, newest rows first: rooms that jobs loaded, repaired or compared, and ledgers of the live tables."""
+    """A page with all columns of a table, newest rows first.
+
+    It serves the rooms that jobs loaded, repaired or compared, and the ledgers of the live tables.
+    """
 
     ordering = ("-pk",)
 
 
 @admin.register(models.SourceWrite)
 class SourceWriteAdmin(ReadOnlyAdmin):
-    """The page of the writes of Spark to streams."""
+    """The page of Spark's writes to streams."""
 
     ordering = ("-committed_at",)
 
 
 @admin.register(models.ImportSource)
 class ImportSourceAdmin(NewestFirstAdmin):
-    """The page of the sources of imports. The list leaves out the column of a large database's ranges."""
+    """The page of the sources of imports.
+
+    The list omits the column ``identity``, which is long for a large database.
+    """
 
     list_display = ("job", "number", "name", "form", "rows")
     list_select_related = ("job",)

@@ -1,7 +1,7 @@
 """System checks of the pipeline: settings of Spark and of the history of jobs that cannot work.
 
 pipeline.E001   REPLSITE_SPARK_MASTER is no Spark master
-pipeline.E002   REPLSITE_SPARK_CONF is no object of Spark's settings and texts
+pipeline.E002   REPLSITE_SPARK_CONF is not an object with names of Spark's settings and their values as text
 pipeline.E003   REPLSITE_SPARK_EXECUTOR_SECONDS is not above 0 or is too large
 pipeline.E004   REPLSITE_JOB_HISTORY_DAYS or REPLSITE_JOB_HISTORY_COUNT is below 0 or too large
 """

@@ -19,7 +19,7 @@ _WORDS = ("DiskFull", "No space left on device")
 
 @contextmanager
 def disk_full() -> Iterator[None]:
-    """Raises ``DiskFull`` in place of an error of the block that a full disk caused. Other errors pass unchanged."""
+    """Raises ``DiskFull`` if an error of the block was caused by a full disk. Other errors pass unchanged."""
     try:
         yield
     except (DatabaseError, driver.DatabaseError, SparkFailed, OSError) as error:

@@ -1,4 +1,4 @@
-"""Errors of the package ``pipeline``. Messages say what, where and what to do.
+"""Errors of the package ``pipeline``. Each message says what is wrong, where, and what to do.
 
 PipelineError
     JavaMissing            no Java for Spark
@@ -7,7 +7,7 @@ PipelineError
     JobCancelled           a user cancelled the job
     JobInterrupted         the process of a queued job was asked to stop; the job is queued again
     JobLost                the process that works on a job has lost the job's lock
-    ClusterUnfit           executors lack a package, the way to the database, or cores
+    ClusterUnfit           executors lack a package, access to the database, or cores
     MasterAway             no Spark master answers
     QueueFull              too many jobs wait already
     CarriedOut             a dry run was confirmed already
@@ -71,7 +71,7 @@ class UnusableArguments(PipelineError):
 
 
 class UnusableSource(UnusableArguments):
-    """Raised for a file or a database from which no events can be read. The import has not begun."""
+    """Raised for a file or a database from which no events can be read. The import has not begun then."""
 
 
 class JobCancelled(PipelineError):
@@ -83,7 +83,10 @@ class JobInterrupted(PipelineError):
 
 
 class JobLost(PipelineError):
-    """Raised in a job whose lock is gone with its connection. Another process may have begun the job, so this one leaves it."""
+    """Raised in a job that has lost its lock, because the lock's connection ended.
+
+    Another process may have begun the job, so this process stops working on it.
+    """
 
 
 class ClusterUnfit(PipelineError):
@@ -95,11 +98,11 @@ class MasterAway(PipelineError):
 
 
 class QueueFull(PipelineError):
-    """Raised if as many jobs wait as may."""
+    """Raised if the queue holds as many waiting jobs as it may hold."""
 
 
 class CarriedOut(PipelineError):
-    """Raised for a dry run that a job has carried out already. A dry run is carried out once."""
+    """Raised if a dry run was confirmed before. Only one job may carry out what a dry run has shown."""
 
 
 class UnknownJob(PipelineError):
@@ -147,7 +150,7 @@ class ExportRunning(PipelineError):
 
 
 class ExportDiffers(PipelineError):
-    """Raised if an export does not have the rows that the database has. The folder is as it was before."""
+    """Raised if an export has more or fewer rows than the database. The folder is as it was before."""
 
 
 class ArchiveDamaged(PipelineError):
@@ -155,8 +158,11 @@ class ArchiveDamaged(PipelineError):
 
 
 class ArchiveElsewhere(PipelineError):
-    """Raised for an archive of another database, or one whose positions are taken in this database."""
+    """Raised for an archive that does not fit this database.
+
+    The archive has positions that the database has not given out, or only the history of a room that is gone.
+    """
 
 
 class FactsNotAppended(PipelineError):
-    """Raised if facts that Spark wrote to a stream were not appended. None of them was."""
+    """Raised if facts that Spark wrote to a stream could not be appended. None of them was appended."""

@@ -1,4 +1,7 @@
-"""The handlers of the pipeline's named readers, which ``manage.py runhandlers`` runs. Here: per-user feeds."""
+"""The handlers of the pipeline's named readers. There is one, which writes per-user feeds.
+
+``manage.py runhandlers`` runs them.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ def keep_feeds(chunk: Chunk) -> None:
     settings = stream_settings()
     with connections[settings.database].cursor() as cursor:
         stored = read_cursor(cursor, FEEDS, EVENTS.name)
-        # The stretch begins where the cursor is, not at the first row: positions without events in between belong to it.
+        # The range begins where the cursor is, not at the first row: positions without events in between belong to the
+        # range.
         low = stored[0].base if stored is not None else chunk.rows[0].token - 1
         write_feeds(cursor, StreamRange(low, chunk.rows[-1].token), settings.server_name, settings.feed_entries)

@@ -1,4 +1,7 @@
-"""Parses the arguments of jobs and commands that say where a room's history is cut: at an event, a time or a timeline token."""
+"""Parses the arguments that say where a room's history is cut: at an event, a time or a timeline token.
+
+Jobs and commands that archive or purge history take these arguments.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ def cut_arguments(*, required: bool) -> tuple[Argument, ...]:
 
 
 def check_cut(checked: Mapping[str, Any], *, optional: bool = False) -> None:
-    """Raises ``UnusableArguments`` unless exactly one cut is given. With ``optional``, none is accepted too."""
+    """Raises ``UnusableArguments`` unless exactly one cut is given. If ``optional``, no cut is accepted too."""
     given = [name for name in _CUTS if checked[name] is not None]
     if len(given) > 1 or not (given or optional):
         raise UnusableArguments(f"Give one of {', '.join(_CUTS)}.")
@@ -53,7 +56,7 @@ def check_cut(checked: Mapping[str, Any], *, optional: bool = False) -> None:
 
 
 def depth_of_cut(arguments: Mapping[str, Any], using: str) -> int | None:
-    """Returns the depth that checked arguments name, None if they give no cut.
+    """Returns the depth of the cut that checked arguments give, or None if they give no cut.
 
     Raises ``UnknownRoom``, ``UnknownEvent`` and ``BadToken``.
     """

@@ -1,9 +1,12 @@
 """Defines the format of a room's archive: its tables, its manifest, and the digests that check both (no Django).
 
 An archive is a folder with ``manifest.json``, written last, and Parquet files with the rows of one room at one moment.
-Events are sorted from the latest to the oldest by (depth, stream position), in files of some ten thousand. The columns
-that an import reads (``event_id``, ``room_version``, ``json``, ``stream_ordering``, ``outlier``, ``rejected_reason``,
-``soft_failed``) have the same names as in its wrapper format. Times are microseconds since 1970.
+Events are sorted from the latest to the oldest by (depth, stream position), in files of some ten thousand. Times are
+microseconds since 1970.
+
+An import can read the files of events, too. So the columns that it needs (``event_id``, ``room_version``, ``json``,
+``stream_ordering``, ``outlier``, ``rejected_reason``, ``soft_failed``) have the names that it expects in a Parquet
+file.
 """
 
 from __future__ import annotations
@@ -53,7 +56,7 @@ class ArchivedTable:
 
     @property
     def of_digest(self) -> tuple[str, ...]:
-        """The columns of the digest: all, unless some are named."""
+        """The columns that the digest covers: ``digested``, or all columns if ``digested`` is empty."""
         return self.digested or tuple(self.columns)
 
     def schema(self) -> pa.Schema:
@@ -71,7 +74,10 @@ class ArchivedTable:
 
 
 def _table(text: str, *digested: str) -> ArchivedTable:
-    """Parses ``name type, name type``. The default type is text."""
+    """Parses columns such as ``name type, name type``. A column without a type is text.
+
+    ``digested`` are the columns that the digest covers. If there are none, the digest covers all columns.
+    """
     pairs = [part.split() for part in text.split(",")]
     return ArchivedTable({pair[0]: pair[1] if pair[1:] else "text" for pair in pairs}, digested)
 
@@ -106,7 +112,10 @@ current state. ``group`` and ``delta`` hold the state groups of the archived eve
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """A Parquet file of an archive. ``digest`` is that of its rows by the database, ``sha256`` that of its bytes."""
+    """A Parquet file of an archive.
+
+    ``digest`` is computed by the database from the rows, ``sha256`` from the bytes of the file.
+    """
 
     name: str
     table: str
@@ -118,9 +127,10 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The contents of an archive: events below depth ``cut``, or the whole room if it is None.
+    """The contents of an archive: the events below depth ``cut``, or the whole room if ``cut`` is None.
 
-    ``positions`` are the lowest and the highest stream position of the room at that time. ``size`` is in bytes.
+    ``positions`` are the lowest and the highest stream position in the room when the archive was made. ``size`` is in
+    bytes.
     """
 
     room_id: str
@@ -192,9 +202,9 @@ def file_sha256(path: Path) -> str:
 
 
 def digest_of(table: str, batches: Iterable[pa.RecordBatch]) -> tuple[int, str]:
-    """Returns (rows, digest) of rows in their order.
+    """Returns (number of rows, digest) of these rows. The digest depends on their order.
 
-    The digest is the SHA-256 over the SHA-256 of each row. The database computes the same with ``digest_sql``.
+    It is the SHA-256 over the SHA-256 of each row. The query of ``parts.digest_sql`` computes the same in the database.
     """
     whole, rows = hashlib.sha256(), 0
     for batch in batches:

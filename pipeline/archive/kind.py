@@ -1,4 +1,7 @@
-"""Implements the job ``archive``: writes a room, or its history below a cut, to Parquet files. Deletes nothing."""
+"""Implements the job ``archive``, which writes a room, or its history below a cut, to Parquet files. Deletes nothing.
+
+The cut is an event, a time or a timeline token.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +56,10 @@ def check_archive(checked: Mapping[str, Any]) -> None:
 
 
 def archive_first(run: JobRun, request: PurgeRequest) -> tuple[PurgeRequest, dict[str, Any]]:
-    """Archives what a purge of history is going to delete.
+    """Archives the events that a purge of history is going to delete.
 
-    Returns the request limited to the archived positions, and facts for the summary. Events that arrived after the
-    archive was read are thus not deleted.
+    Returns the purge request, limited to the archived positions, and the archive's part of the job's summary. So events
+    that arrived after the archive was read are not deleted.
     """
     told = run.arguments
     options = {one.name: told[one.name] for one in _SPARK}
@@ -97,11 +100,11 @@ class ArchiveKind(JobKind):
     )  # fmt: skip
 
     def check_together(self, checked: dict[str, Any]) -> None:
-        """Checks the cut. Without one, the whole room is archived."""
+        """Checks that at most one cut is given. Without a cut, the whole room is archived."""
         check_cut(checked, optional=True)
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Checks that the event, time or token of the cut is known here."""
+        """Raises ``UnknownRoom``, ``UnknownEvent`` or ``BadToken`` if the room or the cut is not in the database."""
         depth_of_cut(arguments, using)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:

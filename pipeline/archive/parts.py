@@ -1,7 +1,8 @@
-"""Writes one file of an archive from a query, and checks it against the database's digest (no Django, also in executors).
+"""Writes one file of an archive from a query, and checks it against the database's digest (no Django).
 
-All files of an archive are read in one snapshot, which the driver keeps open. When ``write_part`` returns, the file is on
-disk, was read back, and agreed in row count and digest. A repeated task writes its file again.
+Runs in the driver or in executors. All files of an archive are read in one snapshot, which the driver keeps open. When
+``write_part`` returns, the file is on disk and was read back, and its row count and digest are the same as in the
+database. A repeated task writes its file again.
 
 Arrow, its PostgreSQL driver and pandas are imported only where a file is written or read. At the top of the module they
 would add a second to the start of every command.
@@ -31,7 +32,7 @@ _ROWS_PER_GROUP = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ArchivePart:
-    """A file to write. The rows of ``query`` are ordered and have the table's columns."""
+    """A file to write. ``query`` returns its rows in their order, with the columns of ``table``."""
 
     table: str
     name: str
@@ -39,7 +40,7 @@ class ArchivePart:
 
 
 def digest_sql(table: str, query: str) -> str:
-    """Returns a query for (rows, digest) of the rows of ``query``. It computes the same digest as ``format.digest_of``."""
+    """Returns a query for (number of rows, digest) of the rows of ``query``, computed as by ``format.digest_of``."""
     names = [name for name in TABLES[table].of_digest if name != "json"]
     values = ", ".join(f"coalesce({name}::text, '\\N')" for name in names)
     line = f"convert_to(concat_ws(chr(31), {values}), 'UTF8')"
@@ -55,7 +56,7 @@ def digest_sql(table: str, query: str) -> str:
 def in_snapshot(dsn: str, snapshot: str) -> Iterator[Any]:
     """Opens a connection in the snapshot and yields its cursor.
 
-    Use it for many files: it costs as much as some thousand rows.
+    Use one cursor for many files: opening a connection takes as long as reading some thousand rows.
     """
     import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - slow, see the module's docstring
 

@@ -1,4 +1,4 @@
-"""Opens an archive: every file is checked before anything is done with it (no Django)."""
+"""Opens an archive. All files are checked before any of them is used (no Django)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["open_archive"]
 
 
 def open_archive(folder: Path, step: Callable[[int], object] = lambda _bytes: None) -> Manifest:
-    """Returns the manifest once every file matches its checksum. Raises ``ArchiveDamaged``.
+    """Checks every file of an archive against its checksum, and returns the manifest. Raises ``ArchiveDamaged``.
 
-    ``step`` is called with the size of each file in bytes.
+    After each file, ``step`` is called with the file's size in bytes.
     """
     manifest = read_manifest(folder)
     for file in manifest.files:

@@ -1,8 +1,10 @@
 """Implements the job ``restore``, which puts an archive back. Every file is checked before anything is written.
 
-A room that still exists gets its events back in small transactions with a rest after each. A killed job can be run again.
-Events that are back already are left alone. The state groups that it copied are known from a table that maps archived IDs to
-new ones. A room that no longer exists comes back as a whole, in one transaction. ``events.maintenance.restore`` has the SQL.
+If the room still exists, its events come back in small transactions, with a pause after each. Events that are stored
+already are left alone. A killed job can be run again: a table that maps archived state groups to new ones shows which
+groups it has copied.
+
+If the room no longer exists, it comes back as a whole, in one transaction. ``events.maintenance.restore`` has the SQL.
 """
 
 from __future__ import annotations
@@ -122,9 +124,10 @@ class _Restore:
         }
 
     def _check_fit(self, gone: bool) -> None:
-        """Checks that this is the database from which the archive was written.
+        """Checks that the archive can be restored to this database.
 
-        Raises ``ArchiveElsewhere`` and ``PurgeRefused``.
+        Raises ``ArchiveElsewhere`` if the archive needs a room that is gone, or has positions that this database has
+        not given out yet. Raises ``PurgeRefused`` if a purge of the room was begun and not finished.
         """
         if gone and self._manifest.cut is not None:
             raise ArchiveElsewhere(
@@ -148,7 +151,7 @@ class _Restore:
     # --- tables -----------------------------------------------------------------------------------------------------
 
     def _temporary(self, cursor: Any) -> None:
-        """Creates the temporary tables and loads all small ones."""
+        """Creates the temporary tables, and fills those that take the archive's small tables."""
         self._drop_temporary()
         for name, columns in TEMPORARY.items():
             cursor.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
@@ -172,9 +175,9 @@ class _Restore:
     # --- state groups -----------------------------------------------------------------------------------------------
 
     def _copy_groups(self, cursor: Any) -> None:
-        """Copies the state groups that the missing events need, with all groups below.
+        """Copies the state groups that the missing events need, and all groups that these build on.
 
-        Skips this if a killed job already did it.
+        Does nothing if a killed job has copied them already.
         """
         if self._has_mapping(cursor):
             return
@@ -218,7 +221,10 @@ class _Restore:
 
     @staticmethod
     def _below(needed: set[int], below: list[tuple[int, int | None]]) -> set[int]:
-        """Returns these groups and all groups that they are built on. ``below`` holds (group, its base) by ascending ID."""
+        """Returns ``needed`` and all groups that these build on.
+
+        ``below`` holds (group, the group that it builds on) by ascending ID.
+        """
         found = set(needed)
         for group, prev in reversed(below):
             if group in found and prev is not None:
@@ -233,7 +239,10 @@ class _Restore:
             deque(steps if gone else throttled(steps), maxlen=0)
 
     def _steps(self, count: Count, gone: bool) -> Iterator[None]:
-        """Restores the events in batches, one transaction each. A missing room already has an outer transaction."""
+        """Restores the events in batches, each in a transaction.
+
+        If the room is missing, these transactions are savepoints of one outer transaction.
+        """
         for batch in self._batches("event"):
             with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
                 _copy(cursor, "restored_event", batch)
@@ -253,7 +262,7 @@ class _Restore:
 
 
 def _only(batch: pa.RecordBatch, column: str, wanted: set[int]) -> pa.RecordBatch:
-    """Returns the rows whose value in the column is wanted."""
+    """Returns the rows whose value in ``column`` is one of ``wanted``."""
     import pyarrow as pa  # noqa: PLC0415 - only where rows are read
 
     return batch.filter(pa.array([value in wanted for value in batch.column(column).to_pylist()], pa.bool_()))

@@ -1,10 +1,10 @@
-"""Writes the archive of a room: the events that a purge will delete, or the whole room, as Parquet files (driver, with Django).
+"""Writes the archive of a room to Parquet files: all events, or those that a purge will delete (driver, with Django).
 
-The room is read in one snapshot. Many files are written by Spark's executors and few by this process, with the same code. An
-archive is finished when its folder has lost the ending ``.partial``. The next archive of the room removes what a killed or
-failed job left.
+The room is read in one snapshot. If there are many events, Spark's executors write the files. Otherwise this process
+does, with the same code. The folder of a finished archive no longer ends in ``.partial``. The next archive of the room
+deletes the folders that killed or failed jobs left.
 
-Called within ``events.maintenance.purge_history.purge_lock``, so that nothing is deleted or restored in between.
+Callers hold ``events.maintenance.purge_history.purge_lock``, so that nothing is deleted or restored in between.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["ArchiveRequest", "archive_room", "partial_archives"]
 EVENTS_PER_FILE = 20_000
 GROUPS_PER_FILE = 50_000
 SPARK_EVENTS = 200_000
-"""From so many events on Spark writes the files, unless the request says otherwise."""
+"""The number of events from which on Spark writes the files, unless the request says otherwise."""
 
 _LOCK_ROOM = "SELECT room_version FROM events_room WHERE room_id = %s FOR UPDATE"
 _SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
@@ -58,7 +58,8 @@ FROM events_event e LEFT JOIN events_eventjson j USING (event_id) LEFT JOIN even
 WHERE {selected} AND (e.topological_ordering, e.stream_ordering) BETWEEN (%(low_depth)s, %(low)s) AND (%(high_depth)s, %(high)s)
 ORDER BY e.topological_ordering DESC, e.stream_ordering DESC
 """
-#: The last and the first event of every file, and the number of its events. Negative, so that min() is the latest event.
+#: The latest and the earliest event of every file, and the number of its events. Depths and positions are negated, so
+#: that min() gives the latest event.
 _EVENT_BOUNDS = """
 SELECT min(ARRAY[-topological_ordering, -stream_ordering]), max(ARRAY[-topological_ordering, -stream_ordering]), count(*) FROM (
     SELECT e.topological_ordering, e.stream_ordering,
@@ -66,7 +67,8 @@ SELECT min(ARRAY[-topological_ordering, -stream_ordering]), max(ARRAY[-topologic
     FROM events_event e WHERE {selected}
 ) AS numbered GROUP BY file ORDER BY file
 """
-#: State groups of the selected events and all groups that these build on: of each chain, all up to the highest needed one.
+#: State groups of the selected events, and all groups that these build on. Of each chain, all groups up to the highest
+#: needed one are included.
 _REACH = """
 WITH RECURSIVE own AS MATERIALIZED (
     SELECT g.chain, max(g.id) AS upto FROM state_stategroup g
@@ -120,9 +122,9 @@ _SINGLE_OF_WHOLE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ArchiveRequest:
-    """The room and folder of an archive: events below depth ``cut``, or the whole room.
+    """The room and folder of an archive: events below depth ``cut``, or the whole room if ``cut`` is None.
 
-    ``spark`` says whether Spark writes the files. With None it does if there are many events.
+    If ``spark`` is None, Spark writes the files only if there are many events. True and false decide it.
     """
 
     room_id: str
@@ -136,7 +138,8 @@ class ArchiveRequest:
 def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
     """Writes and checks an archive. Returns its folder and manifest.
 
-    Raises ``UnknownRoom``, ``ArchiveDamaged``, ``DiskFull``, and errors of Spark and the database. Then no archive is left.
+    Raises ``UnknownRoom``, ``ArchiveDamaged``, ``DiskFull``, and errors of Spark and the database. After an error no
+    archive is left.
     """
     for left in partial_archives(request.folder, request.room_id):
         shutil.rmtree(left)
@@ -160,18 +163,21 @@ def archive_room(run: JobRun, request: ArchiveRequest) -> tuple[Path, Manifest]:
 
 
 def partial_archives(folder: Path, room_id: str) -> list[Path]:
-    """Returns the folders that killed jobs left of archives of the room."""
+    """Returns the folders of unfinished archives of the room, which killed jobs left in ``folder``."""
     return sorted(folder.glob(f"{_name(room_id)}-*{PARTIAL}"))
 
 
 def _name(room_id: str) -> str:
-    """Returns a readable folder name that differs for different rooms."""
+    """Returns a folder name for the room: readable, and different for every room."""
     readable = re.sub(r"[^A-Za-z0-9]+", "-", room_id).strip("-")[:40]
     return f"{readable}-{hashlib.sha256(room_id.encode()).hexdigest()[:12]}"
 
 
 def _put_in_place(folder: Path, final: Path) -> None:
-    """Gives the archive its final name. After this a power cut cannot undo it, so the archived rows may be deleted."""
+    """Gives the archive its final name.
+
+    When this returns, a power cut cannot undo the renaming. So the archived rows may be deleted.
+    """
     # The files' contents are on disk already, but their names may not be. Three names must be synced: those of the files in
     # the folder, that of the folder itself, and those of the folders above, which may be just as new.
     fsync_folder(folder)

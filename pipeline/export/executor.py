@@ -25,7 +25,10 @@ _DAY = "day"
 
 @dataclass(frozen=True, slots=True)
 class Exporting:
-    """The settings that all pieces share. ``columns`` are (name, kind). If the table has days, the day is the last column."""
+    """The settings that all pieces of a table share.
+
+    ``columns`` are (name, kind). If the table is divided by days, the last column is the day.
+    """
 
     dsn: str
     snapshot: str
@@ -48,7 +51,10 @@ def arrow_schema(columns: Sequence[tuple[str, str]]) -> pa.Schema:
 
 
 def read_export(work: Exporting, piece: ExportPiece) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of a piece. Raises an error if the snapshot is gone, as it is once the export's process has ended."""
+    """Yields the rows of a piece.
+
+    Raises an error if the snapshot is gone. The snapshot ends with the process of the export.
+    """
     from adbc_driver_postgresql import dbapi  # noqa: PLC0415 - executors only
 
     options = {"application_name": "replsite export", "connect_timeout": 10}
@@ -80,7 +86,7 @@ def _as_exported(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _without_redacted(batch: pa.RecordBatch) -> pa.Array:
-    """Returns the column ``json``, with redacted events in their pruned form."""
+    """Returns the column ``json``, with the pruned form of each redacted event."""
     import pyarrow as pa  # noqa: PLC0415 - executors only
     from pyarrow import compute  # noqa: PLC0415
 

@@ -1,12 +1,14 @@
 """Exports tables to Parquet through Spark, all from one snapshot (driver, with Django).
 
     FOLDER/events/room_bucket=3/day=2026-01-31/part-….parquet      rows by room and position
-    FOLDER/export.json                                             put there last: the contents of the folder
+    FOLDER/export.json                                             a list of the folder's contents, moved there last
 
-All rows of a room are in one bucket (``export.tables.room_bucket``). So 100,000 rooms make no more folders than 100 do,
-and a file's statistics tell which rooms it has. Each table is written beside the old one, and its rows are counted
-against the database. The tables are put in place when all are written. So an export that was interrupted, or ran out of
-disk, leaves the folder as it was.
+All rows of a room are in one bucket (``export.tables.room_bucket``). So 100,000 rooms make no more folders than 100
+rooms do, and the statistics of a Parquet file tell which rooms it has.
+
+Each table is written to a folder beside the old one, and its rows are counted against the database. The tables are
+moved into place only when all of them are written. So an export that was interrupted, or ran out of disk, leaves the
+folder as it was.
 """
 
 from __future__ import annotations
@@ -52,13 +54,14 @@ _MOST_TASKS = 2_000
 _ROWS_PER_FILE = 1_000_000
 _IO_ERROR = re.compile(r"(?:IOException|FSError): ([^\n]+)")
 _SNAPSHOT = f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {NO_LIMITS}; SELECT pg_export_snapshot()"
-#: All sites of a database share its folders, so this lock has no mark of a schema.
+#: Sites in several schemas of one database may export to the same folder. So the name of this lock does not contain a
+#: schema.
 _ONLY_ONE = "SELECT pg_try_advisory_lock(hashtextextended('replsite.export:' || %s, 0))"
 
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """The tables to export and the folder. ``since`` and ``until`` are days since 1970. ``until`` itself is not included."""
+    """The tables to export, and the folder. ``since`` and ``until`` are days since 1970; ``until`` is exclusive."""
 
     folder: Path
     tables: Sequence[str] = tuple(TABLES)
@@ -72,7 +75,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class TableFigures:
-    """The size of an exported table: rows, files and bytes, and the number of its room buckets and days."""
+    """The size of an exported table: rows, files, bytes, and the numbers of its room buckets and days."""
 
     rows: int
     files: int
@@ -123,7 +126,10 @@ def _partial(folder: Path, table: str) -> Path:
 
 @contextmanager
 def _snapshot(folder: Path, using: str) -> Iterator[tuple[Any, str]]:
-    """Yields (cursor in a snapshot, name of the snapshot). A session lock keeps other exports out of the folder meanwhile."""
+    """Yields (cursor in a snapshot, name of the snapshot).
+
+    A session lock keeps other exports out of the folder while the block runs.
+    """
     with (
         closing(driver.direct_connection(using, application_name="replsite export")) as connection,
         connection.cursor() as cursor,
@@ -237,7 +243,7 @@ def _checked(target: _Target, days: int) -> TableFigures:
 
 
 def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, last) ranges of the key of about equal size. IDs come from sequences, so they are dense."""
+    """Yields (first, last) ranges of the key. All have about the same number of rows if the keys have few gaps."""
     if low is None or high is None:
         return
     pieces = max(1, min(-(-rows // _ROWS_PER_PIECE), _MOST_PIECES))
@@ -257,7 +263,7 @@ class _Target:
 
 
 def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], target: _Target, done: Any) -> None:
-    """Reads all pieces, brings the rows of each bucket and day together, and writes them in order."""
+    """Reads all pieces with Spark, groups the rows by bucket and day, and writes them in the order of the table."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
@@ -288,7 +294,10 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
 
 
 def _why(text: str) -> str:
-    """Extracts the reason from a trace: the system's message if a file could not be written, otherwise that of our own code."""
+    """Extracts the reason of a failure from the text of a Spark error.
+
+    If a file could not be written, the reason is the system's message. Otherwise it is the error of our own code.
+    """
     found = _IO_ERROR.findall(text)
     return found[-1][:1000] if found else error_summary(text)
 
@@ -300,7 +309,7 @@ def _spark_schema(work: Exporting) -> Any:
 
 
 def _count(folder: Path) -> tuple[int, int, int]:
-    """Returns rows, files and bytes of a written table, from the files themselves."""
+    """Returns the numbers of rows, files and bytes of a written table, as read from its files."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - only where something is exported
 
     rows = size = files = 0
@@ -312,7 +321,10 @@ def _count(folder: Path) -> tuple[int, int, int]:
 
 
 def _put_in_place(folder: Path, names: Sequence[str]) -> None:
-    """Replaces the old tables by the new ones, the manifest last. Renames take no time and can be undone."""
+    """Replaces the old tables by the new ones, and the manifest last.
+
+    The tables are renamed, which takes no time and can be undone.
+    """
     # The manifest is the last name. It is the first to be moved away and the last to be put in place. So a folder with a
     # manifest always holds the tables that it describes, even if the process is killed in between (see ``_settle``).
     try:
@@ -331,9 +343,9 @@ def _put_in_place(folder: Path, names: Sequence[str]) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Completes or undoes a replacement that was interrupted.
+    """Completes or undoes a replacement of tables that was interrupted.
 
-    If the new manifest is in place, the old tables go; otherwise they return.
+    If the new manifest is in place, the old tables are deleted. Otherwise they are moved back.
     """
     done = (folder / MANIFEST).exists()
     for name in (*TABLES, MANIFEST):

@@ -1,8 +1,8 @@
 """Implements the job ``export``: its arguments and its summary.
 
 A user who may queue jobs need not have the right to write everywhere. So a queued export goes to a folder below
-``exports`` in the pipeline's own folder, and names it relative to that. The command ``export`` runs as its user, without
-such a limit.
+``exports`` in the pipeline's own folder, and its argument is relative to ``exports``. The command ``export`` has the
+rights of its user, without such a limit.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _day(text: str | None) -> int | None:
 def run_export(
     folder: Path | str, arguments: Mapping[str, Any], master: str | None = None, stream: TextIO | None = None
 ) -> Mapping[str, Any]:
-    """Exports to any folder as a job of this process. Returns its summary. Raises the errors of ``export_tables``."""
+    """Exports to any folder, as a job of this process. Returns its summary. Raises the errors of ``export_tables``."""
 
     def work(run: JobRun) -> Mapping[str, Any]:
         return _export(run, Path(run.arguments["to"]), master)

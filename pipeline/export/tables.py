@@ -1,7 +1,8 @@
 """Defines the tables of an export, their columns, and how the day of a row is found (pure).
 
 The day of a row is that of its event, by the event's own clock, in UTC. Servers may claim any time. So days before
-``FIRST_DAY`` and after the day of the export become null. This bounds the number of days, and so the number of folders.
+``FIRST_DAY`` and days after that of the export become null. This bounds the number of days, and so the number of
+folders.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["FIRST_DAY", "MOST_PARTITIONS", "TABLES", "ExportedTable", "buckets_f
 #: 2014-01-01, some months before the first Matrix server.
 FIRST_DAY = 16_071
 MOST_PARTITIONS = 10_000
-"""Most folders of one table, and about as many files."""
+"""The largest number of folders of one table. It has about as many files."""
 MOST_BUCKETS = 256
 _ROWS_PER_FILE = 200_000
 _BUCKETS_OF_FEW = 16
@@ -31,10 +32,13 @@ _TEXT, _NUMBER, _BOOLEAN, _JSON = "string", "int64", "bool", "json"
 
 @dataclass(frozen=True, slots=True)
 class ExportedTable:
-    """A table of an export. ``columns`` are (name, kind, SQL). Its pieces are ranges of ``key``. ``day`` counts from 1970.
+    """A table of an export, and how it is read from the database.
 
-    A column of kind ``json`` is bytes in the database and text in the export. If the column ``redacted`` is true, it
-    holds the pruned form of the event.
+    ``columns`` are (name, kind, SQL). The table is read in pieces, which are ranges of ``key``. ``day`` is the SQL for
+    the day of a row, counted from 1970.
+
+    A column of kind ``json`` is bytes in the database and text in the export. For a row whose column ``redacted`` is
+    true, it holds the pruned form of the event.
     """
 
     name: str
@@ -49,9 +53,9 @@ class ExportedTable:
     def conditions(
         self, rooms: Sequence[str] | None, since: int | None, until: int | None
     ) -> tuple[str, dict[str, object]]:
-        """Returns the condition for the wanted rows as SQL with named parameters, and their values.
+        """Returns the condition for the wanted rows as SQL with named parameters, and the parameters' values.
 
-        Wanted are rows of ``rooms``, from day ``since`` on and before day ``until``. None means no limit.
+        Wanted are the rows of ``rooms`` from day ``since`` on and before day ``until``. None means no limit.
         """
         parts, values = [self.where], dict[str, object]()
         if rooms is not None:
@@ -151,7 +155,10 @@ TABLES: Mapping[str, ExportedTable] = {
 
 
 def buckets_for(rows: int, rooms: int, days: int) -> int:
-    """Returns the number of buckets for the rooms: few for small tables, and never too many folders or files."""
+    """Returns the number of buckets for the rooms of a table.
+
+    Small tables get few buckets. No table gets too many folders or files.
+    """
     by_size = -(-rows // (_ROWS_PER_FILE * max(days, 1)))
     wanted = min(max(by_size, _BUCKETS_OF_FEW), max(rooms, 1))
     return max(1, min(wanted, MOST_BUCKETS, MOST_PARTITIONS // max(days, 1)))

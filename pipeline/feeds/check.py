@@ -1,8 +1,8 @@
 """Checks per-user feeds against the stream and repairs them.
 
-It finds entries that are missing or have a wrong room, and wrong counts. Missing entries can be proven only in rooms that
-the user is joined to, for events since the last change of the user's membership there. The row with the position of the
-feeds is locked meanwhile. Writers of feeds lock it too.
+It finds missing entries, entries with a wrong room, and feeds whose stored length is wrong. An entry is known to be
+missing only if the user is joined to the room now, and only for events since the user's membership there last changed.
+The row with the position of the feeds is locked during the check. Writers of feeds lock it too, so they wait.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ class FeedsChecked:
 
 
 def check_feeds(rooms: Sequence[str] | None, using: str, *, dry_run: bool) -> FeedsChecked:
-    """Compares the feeds with the stream, and repairs them unless ``dry_run``. ``rooms`` None means all. One transaction."""
+    """Compares the feeds with the stream, in one transaction, and repairs them unless ``dry_run``.
+
+    ``rooms`` limits the comparison of entries; None means all rooms. Stored lengths are always compared for all feeds.
+    """
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(_LOCK, {"name": FEEDS})
         row = cursor.fetchone()

@@ -37,7 +37,10 @@ class PurgeFeeds:
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Counts before and after in the transaction that deletes, and prints both."""
+        """Deletes the feeds, unless it is a dry run. Prints how many feeds and entries there were before and after.
+
+        Both are counted in the transaction that deletes.
+        """
         using, user = stream_settings().database, options["user"]
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             before = _counts(cursor, user)

@@ -1,13 +1,16 @@
-"""Writes per-user feeds from the stream ``events``: for each user of this server, a list of events that may be new to them.
+"""Writes per-user feeds from the stream ``events``: for each local user, a list of events that may be new to the user.
 
-``write_feeds`` writes one stretch of the stream in the caller's transaction. The caller is the named reader ``feeds``
-(``pipeline.handlers``, run by ``manage.py runhandlers feeds``) or a micro-batch of the live pipeline. The position is
-stored with the entries. So a stretch that comes twice is written once, and a stretch that leaves out events is detected.
+``write_feeds`` adds the events of one range of stream positions, in the caller's transaction. The caller is the named
+reader ``feeds`` (``pipeline.handlers``, run by ``manage.py runhandlers feeds``) or a micro-batch of the live pipeline.
+The position that the feeds have reached is stored with the entries. So a range that comes twice is added once, and it
+is noticed if events between two ranges were left out.
 
-An event is listed for each local user who is joined to its room now, or whose membership there changed at or after the
-first event of the stretch. A change of a user's membership is listed for that user. So an event is listed for all who
-were joined when it was sent, however late it is written. Feeds contain all events of a room, even those that the user may
-not see. Readers decide that with the rules that hold when they ask.
+An event is added to the feed of each local user who is joined to its room now. It is also added for each local user
+whose membership there changed at or after the first event of the range. So it reaches all who were joined when it was
+sent, however late the range is written. A change of a user's membership is always added to that user's feed.
+
+Feeds contain all events of a room, even those that the user may not see. Readers decide that with the rules that hold
+when they ask.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from events.sync.feeds import FEEDS
 
 __all__ = ["StreamRange", "Written", "drop_feeds", "write_feeds"]
 
-#: A feed that is too long is cut to this share of the limit. So it is not cut again for every event.
+#: A feed that is too long is shortened to this share of the limit. So it need not be shortened again at the next event.
 _KEPT = 0.8
 
 _POSITION = "SELECT position FROM events_feedposition WHERE name = %(name)s FOR UPDATE"
@@ -27,14 +30,16 @@ _MOVE = """
 INSERT INTO events_feedposition (name, position) VALUES (%(name)s, %(upto)s)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position
 """
-#: Are there events between two positions? Then the reader was reset to a position behind them.
+#: True if there are events between two positions. Then the reader was reset to a higher position, and skipped these
+#: events.
 _PASSED_OVER = (
     "SELECT EXISTS (SELECT FROM events_event WHERE stream_ordering > %(low)s AND stream_ordering <= %(high)s)"
 )
 _IN_STRETCH = "stream_ordering > %(low)s AND stream_ordering <= %(upto)s"
 #: Users of this server: their IDs end with its name.
 _LOCAL = "substr({user}, strpos({user}, ':') + 1) = %(server)s"
-#: Entries of a stretch, and how many each user got.
+#: Inserts the entries of a range. Returns each user who got entries, the length of the feed, and the number of all new
+#: entries.
 _WRITE = f"""
 WITH fresh AS MATERIALIZED (
   SELECT stream_ordering, room_id, type, state_key FROM events_event WHERE {_IN_STRETCH}
@@ -76,7 +81,7 @@ WITH cut AS MATERIALIZED (
 UPDATE events_feed feed SET complete_from = cut.upto, entries = feed.entries - counted.entries
 FROM cut JOIN counted USING (user_id) WHERE feed.user_id = cut.user_id
 """
-#: The position first: writers of feeds lock its row, so this waits for them and holds them off.
+#: The position is deleted first. Writers of feeds lock its row, so this waits for them, and new ones wait for this.
 _DROP = ("DELETE FROM events_feedposition", "DELETE FROM events_feed", "DELETE FROM events_feedentry")
 _LOCK = "SELECT FROM events_feedposition WHERE name = %(name)s FOR UPDATE"
 _DROP_ONE = (
@@ -87,7 +92,7 @@ _DROP_ONE = (
 
 @dataclass(frozen=True, slots=True)
 class StreamRange:
-    """A part of the stream ``events`` in which everything is committed: ``low < position <= upto``."""
+    """A range of positions of the stream ``events``, ``low < position <= upto``. All positions in it are complete."""
 
     low: int
     upto: int
@@ -95,7 +100,10 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The result of a stretch: entries written, feeds that were cut, and whether all feeds were dropped and started over."""
+    """The result of ``write_feeds``: how many entries were written, and how many feeds were shortened.
+
+    ``began_anew`` says that all feeds were dropped and start over with this range.
+    """
 
     entries: int = 0
     cut: int = 0
@@ -103,10 +111,11 @@ class Written:
 
 
 def write_feeds(cursor: Any, stretch: StreamRange, server_name: str, limit: int) -> Written:
-    """Lists the events of a stretch. Afterwards every feed has at most ``limit`` entries.
+    """Adds the events of a range to the feeds. Afterwards every feed has at most ``limit`` entries.
 
-    Call it in the transaction in which the caller's own cursor moves. Events that were listed before change nothing. If
-    events between the last stretch and this one were left out, all feeds are dropped and start over with this stretch.
+    Call it in the transaction in which the caller's own cursor moves. Events that are in the feeds already change
+    nothing. If events between the last range and this one were left out, all feeds are dropped and start over with this
+    range.
     """
     low, began_anew = _begin(cursor, stretch)
     if low >= stretch.upto:
@@ -122,8 +131,12 @@ def write_feeds(cursor: Any, stretch: StreamRange, server_name: str, limit: int)
 
 
 def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
-    """Deletes all feeds, or one. Until they are written again, readers query the rooms instead. Needs an open transaction."""
-    # The position's row is locked first, as by writers of feeds. Deleting all feeds locks it by deleting it.
+    """Deletes all feeds, or the feed of one user. Needs an open transaction.
+
+    Until the feeds are written again, their readers query the rooms instead.
+    """
+    # Lock the row of the position first, as writers of feeds do. To delete all feeds, the first statement deletes that
+    # row, which locks it too.
     if user_id is not None:
         cursor.execute(_LOCK, {"name": FEEDS})
     for statement in _DROP if user_id is None else _DROP_ONE:
@@ -131,16 +144,17 @@ def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
 
 
 def _begin(cursor: Any, stretch: StreamRange) -> tuple[int, bool]:
-    """Returns the position to start at, and whether the feeds had to be dropped."""
+    """Returns the position to start at, and whether all feeds were dropped."""
     cursor.execute(_POSITION, {"name": FEEDS})
     row = cursor.fetchone()
     if row is None:
         drop_feeds(cursor)
         return stretch.low, True
-    if stretch.low <= row[0]:  # repeated or overlapping: begin where the last stretch ended
+    if stretch.low <= row[0]:  # repeated or overlapping: begin where the last range ended
         return row[0], False
     cursor.execute(_PASSED_OVER, {"low": row[0], "high": stretch.low})
-    # The positions between the stretches hold no events, for example because their transactions were rolled back.
+    # Without such events, the positions between the ranges are empty, for example because transactions were rolled
+    # back.
     if not cursor.fetchone()[0]:
         return row[0], False
     drop_feeds(cursor)

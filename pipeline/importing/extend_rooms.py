@@ -1,10 +1,11 @@
-"""Stores new events of rooms that exist, as live events are stored, after the new rooms are loaded (driver, with Django).
+"""Stores new events of rooms that exist, after the new rooms are loaded (driver, with Django).
 
-The room's stored state decides about each event. So what a source states about rejection and soft failure is ignored here.
+They are stored as live events are: the room's stored state decides about each event. So what a source states about
+rejection and soft failure is ignored here.
 
-History comes first, from the newest event to the oldest, as it does when it is requested from another server. Each batch
-continues the gap that the batch before left, and positions on the backward stream keep the order. The outcome of a batch is
-stored in its transaction.
+History comes first, from the newest event to the oldest, as when it is requested from another server. Each batch
+continues the gap that the previous batch left, and positions on the backward stream keep the order. The outcome of a
+batch is stored in the batch's own transaction.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ FROM unnest(%s::text[], %s::bigint[], %s::bigint[]) AS found (room_id, imported,
 ON CONFLICT (job_id, room_id) DO UPDATE
 SET imported = pipeline_importedroom.imported + EXCLUDED.imported, rejected = pipeline_importedroom.rejected + EXCLUDED.rejected
 """
-#: Existing rooms of the job that have events without state. A room that the job loaded itself has these counted already.
+#: Existing rooms of the job that have events without state. For rooms that the job loaded, such events are counted
+#: already.
 _UNRESOLVED_ROOMS = """
 SELECT DISTINCT e.room_id FROM events_event e JOIN pipeline_importedroom i USING (room_id)
 WHERE i.job_id = %s AND i.unresolved = 0 AND e.state_unresolved ORDER BY e.room_id
@@ -49,9 +51,9 @@ UPDATE pipeline_importedroom i SET unresolved = found.unresolved FROM (
 
 
 def extend_rooms(run: JobRun) -> None:
-    """Stores the events that the plan set aside for existing rooms. Refused events go to the quarantine with the reason.
+    """Stores the events that the plan set aside for existing rooms. Refused events are quarantined with the reason.
 
-    Raises ``JobCancelled`` between two batches. Batches that were stored stay.
+    Raises ``JobCancelled`` between two batches. Batches that are stored by then stay.
     """
     names = {name: table_name(run.id, name) for name in ("known", STAGED_EVENTS.name, BROKEN.name)}
     with connections[run.using].cursor() as cursor:
@@ -62,8 +64,8 @@ def extend_rooms(run: JobRun) -> None:
             with run.stage("known rooms", total, "events") as count:
                 while rows := _next(cursor, names):
                     with transaction.atomic(using=run.using):
-                        # The batch's rows are deleted from the work in the same transaction. So a killed job repeats the batch
-                        # as a whole, or not at all.
+                        # ``_note`` deletes the batch's rows from ``known`` in the same transaction. So a killed job
+                        # repeats the batch as a whole, or not at all.
                         outcome = persist(
                             [_incoming(row) for row in rows],
                             run.using,
@@ -72,8 +74,9 @@ def extend_rooms(run: JobRun) -> None:
                         )
                         _note(cursor, run.id, names, rows, outcome)
                     count.add(len(rows))
-        # More events may lie above a filled gap than one batch resolves. The tables name these rooms: A stores the last batch and
-        # is killed, and B resumes the job, which has no batch left.
+        # Above a filled gap there may be more events than one batch resolves. The rooms are read from the tables,
+        # because this run may not have stored them: A stores the last batch and is killed, then B resumes the job,
+        # which has no batch left.
         cursor.execute(_UNRESOLVED_ROOMS, [run.id])
         rooms = [room_id for (room_id,) in cursor.fetchall()]
         for room_id in rooms:
@@ -82,7 +85,10 @@ def extend_rooms(run: JobRun) -> None:
 
 
 def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
-    """Returns the rows of the next batch: either history, oldest first, or live events, in their order. Never both."""
+    """Returns the rows of the next batch.
+
+    A batch is either history, oldest event first, or live events, in the order in which they are to be stored.
+    """
     cursor.execute(_NEXT.format(**names), [EVENTS_PER_BATCH])
     rows = cursor.fetchall()
     kind = rows[0][2] if rows else False
@@ -96,7 +102,7 @@ def _incoming(row: Sequence[Any]) -> Incoming:
 
 
 def _note(cursor: Any, job: int, names: dict[str, str], rows: Sequence[Any], outcome: PersistOutcome) -> None:
-    """Stores the outcome of a batch, and removes its rows from the work to do."""
+    """Stores the outcome of a batch, and deletes its rows from the table of events that are still to be stored."""
     stored = Counter(event.room_id for event in outcome.stored)
     rejected = Counter(event.room_id for event in outcome.stored if event.rejected_reason is not None)
     rooms = sorted(stored)

@@ -7,9 +7,9 @@
     load     SQL      move staged rows into the tables, whole rooms at a time     (pipeline.importing.load_rooms)
     known    driver   store new events of existing rooms like live events         (pipeline.importing.extend_rooms)
 
-Each step can be repeated: staging has a ledger, and loading records what it loaded in the same transaction. A killed job is
-continued by ``resume`` (a queued one by the next ``runjobs``). For a new job, events that are loaded already are duplicates.
-Neither way loses events or stores them twice.
+Each step can be repeated: staging has a ledger, and loading records what it loaded in the same transaction. A killed
+job is continued by ``resume``, or by the next ``runjobs`` if it was queued. If a new job is started instead, it treats
+events that are loaded already as duplicates. Neither way loses events or stores them twice.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ _SAID = {
 class ImportOptions:
     """The sources of an import, and its options.
 
-    ``keys`` is a file with the keys of servers, which verify all signatures. Without it signatures are trusted. ``pause``
-    is called with the name of each finished step. Tests use it to end the job there.
+    ``keys`` is a file with the keys of servers, which verify all signatures. Without it signatures are trusted.
+    ``pause`` is called with the name of each finished step. Tests use it to end the job at that point.
     """
 
     sources: Sequence[str | Path]
@@ -166,12 +166,12 @@ def import_history(options: ImportOptions, stream: TextIO | None = None) -> Outc
 
 
 def import_in(run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> Outcome:
-    """Imports within a job that runs already, in a process with a writer."""
+    """Imports within a job that is running already, in a process with a writer."""
     return _Import(run, options, inputs, signatures).run()
 
 
 class _Import:
-    """One run of one job."""
+    """One run of an import job."""
 
     def __init__(self, run: JobRun, options: ImportOptions, inputs: Sequence[Input], signatures: Signatures) -> None:
         self._run = run
@@ -227,7 +227,7 @@ class _Import:
 
     @contextmanager
     def _spark(self, loading: LoaderThreads) -> Iterator[SparkSession]:
-        """Yields a Spark session. Its tasks are cancelled if the job is to end, or if a loader failed."""
+        """Yields a Spark session. Its tasks are cancelled if the job is to end or a loader has failed."""
         with (
             site_session("import", self._options.master, light=True) as spark,
             self._run.spark_steps(spark, loading.look),
@@ -237,9 +237,9 @@ class _Import:
     # --- sources ----------------------------------------------------------------------------------------------------
 
     def _remember_sources(self) -> list[Input]:
-        """Returns the inputs to read. Stores them for a new job, and compares them with the stored ones for a resumed job.
+        """Returns the inputs to read. A new job stores them, and a resumed job compares them with the stored ones.
 
-        Raises ``SourceChanged`` if a resumed job was given other sources, or if one has changed.
+        Raises ``SourceChanged`` if a resumed job was given other sources, or if a source has changed.
         """
         rows = ImportSource.objects.using(self._using)
         known = list(rows.filter(job_id=self._job).order_by("number"))
@@ -293,7 +293,10 @@ class _Import:
 
     @contextmanager
     def _spark_reads(self) -> Iterator[None]:
-        """Raises ``SourceChanged`` at the end of the block if a source has changed, instead of any error that this caused."""
+        """Raises ``SourceChanged`` at the end of the block if a source has changed.
+
+        This replaces any error of the block, because the change may have caused it.
+        """
         try:
             yield
         finally:
@@ -332,7 +335,7 @@ class _Import:
         self._ready.finish()
 
     def _worked_out(self) -> int:
-        """Returns the events of finished rooms, plus those of large rooms in progress."""
+        """Returns the number of events in finished rooms, plus those done so far in large rooms."""
         return self._counter("result_room", "sum(events)")() + self._counter(WORKING.name, "sum(events)")()
 
     def _store_broken(self, scans: Sequence[PartScan]) -> int:
@@ -340,7 +343,7 @@ class _Import:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
     def _ready_rooms(self) -> list[LoadedRoom]:
-        """Returns the rooms that can be loaded now. Loaders call this, one at a time."""
+        """Returns the rooms that can be loaded now. Loaders call this, never two at a time."""
         with self._cursor() as cursor:
             rooms = ready_rooms(cursor, self._job)
             worked_out = self._counter("result_room", "sum(events)")()
@@ -381,7 +384,7 @@ class _Import:
     def _counter(self, table: str, what: str) -> Callable[[], int]:
         """Returns a function that reads one figure of a staging table.
 
-        It may be called in the reporting thread, which has its own connection.
+        The function may be called in the reporting thread, which has its own connection.
         """
 
         def count() -> int:
@@ -392,7 +395,10 @@ class _Import:
         return count
 
     def _figures(self) -> dict[str, int]:
-        """Returns the figures that are stored before and after: number of rooms, and size of the database in bytes."""
+        """Returns the figures that are stored before and after the work.
+
+        They are the number of rooms, and the size of the database in bytes.
+        """
         with self._cursor() as cursor:
             cursor.execute("SELECT (SELECT count(*) FROM events_room), pg_database_size(current_database())")
             rooms, size = cursor.fetchone()

@@ -1,4 +1,4 @@
-"""Reads the file with the server keys with which an import verifies signatures (driver, no Django)."""
+"""Reads the file with the server keys that an import uses to verify signatures (driver, no Django)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Imports as queued jobs: the check of their arguments, and the run by ``manage.py runjobs``.
 
-A user who may queue a job need not be allowed to read every file of the machine, or to reach every database from it. So a
-queued import reads only files of one folder (setting ``REPLSITE_IMPORT_FOLDER``), named relative to it. It names PostgreSQL
-databases by a libpq service, which only the operator can define. The command ``import_events`` runs with the rights of its
-user, without these limits.
+A user who may queue a job need not be allowed to read every file of the machine, or to reach every database from it. So
+a queued import reads only files of one folder (setting ``REPLSITE_IMPORT_FOLDER``), and their names are relative to it.
+It names a PostgreSQL database by a libpq service, which only the operator can define. The command ``import_events``
+runs with the rights of its user, without these limits.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ImportKind(JobKind):
     )  # fmt: skip
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Runs the import as the command does. Returns its record."""
+        """Runs the import as the command does. Returns the figures to store with the job."""
         from pipeline.importing.job import ImportOptions, import_in  # noqa: PLC0415 - needs pyspark
         from pipeline.importing.keys import read_keys  # noqa: PLC0415
         from pipeline.importing.sources.inputs import open_inputs  # noqa: PLC0415

@@ -1,11 +1,12 @@
-"""Last step of an import: moves staged results into the rooms' tables, some rooms in a transaction (driver, with Django).
+"""The last step of an import: moves staged results into the rooms' tables, in batches (driver, with Django).
 
-A room becomes visible as a whole, together with its row in ``ImportedRoom``. After a killed process each room is either
-loaded and recorded, or not begun. The control loop announces the stream IDs after the commit.
+Each batch of rooms is one transaction. A room becomes visible as a whole, together with its row in ``ImportedRoom``. If
+the process is killed, each room is either loaded and recorded, or not begun. The control loop announces the stream IDs
+after the commit.
 
-Within a batch the IDs follow the given stream orderings over all its rooms. Events without one come last, in the order of
-the lines. On the backward stream IDs go from the newest event to the oldest, so that the stored order is the given one
-there too.
+Stream IDs ascend over all events of a batch in the order of the stream orderings that the source gives. Events without
+one come last, in the order of the lines. On the backward stream IDs go from the newest event to the oldest, so that the
+order is kept there too.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ from streams.writing.process import current_writer
 __all__ = ["EVENTS_PER_BATCH", "LoadedRoom", "batches", "load_batch", "ready_rooms"]
 
 EVENTS_PER_BATCH = 20_000
-"""Events of a batch. A larger room is a batch of its own."""
+"""The most events of a batch. A larger room is a batch of its own."""
 _LARGEST_RESERVATION = 500_000
 _OWN = [name for name in OWN_COLUMNS if name != "state_group"]
 
 
 def _of_batch(table: str = "") -> str:
-    """Returns the condition that selects rows of the batch's rooms."""
+    """Returns the SQL condition for rows of the batch's rooms."""
     return f"{table}.room_no = ANY(%(rooms)s)" if table else "room_no = ANY(%(rooms)s)"
 
 
-#: The inserted rows act as locks. A inserts room R, B inserts R too: B waits until A ends, and then gets no row back if A
-#: committed. Sorted by ID, so that two batches with the same rooms cannot deadlock.
+#: The inserted rows act as locks. A inserts room R, and B inserts R too: B waits until A ends, and gets no row back if
+#: A committed. Rooms are sorted by ID, so that two batches with the same rooms cannot deadlock.
 _TAKE_ROOMS = f"""
 {INSERT_INTO["events_room"]}
 SELECT room_id, room_version, creator, create_event_id, current_state_unresolved, visibility_unresolved
 FROM {{result_room}} WHERE {_of_batch()} ORDER BY room_id
 ON CONFLICT (room_id) DO NOTHING RETURNING room_id
 """
-#: Rows that need no stream ID. They are inserted in the order of event IDs, which are hashes: so the pages of an index are
-#: visited one after the other. The JSON is fetched event by event. A plain join could read all staged events for every batch.
+#: Rows that need no stream ID. They are inserted in the order of event IDs, so that the pages of an index are visited
+#: one after the other: event IDs are hashes, and any other order would visit pages at random. The JSON is fetched event
+#: by event. A plain join could read all staged events for every batch.
 _PLAIN = (
     f"""
     {INSERT_INTO["events_eventjson"]}
@@ -154,8 +156,8 @@ _ORDERED = (
     SELECT %(job)s, room_id, events, rejected, unresolved FROM {{result_room}} WHERE {_of_batch()}
     """,
 )
-#: Timeline gaps at live events whose prev event is a backward extremity. These are few. It reads tables of the whole site, so
-#: it runs with the usual planner settings.
+#: Timeline gaps at live events whose prev event is a backward extremity. There are few such events. The query reads
+#: tables of the whole site, so it runs with the usual planner settings.
 _GAPS = f"""
 {INSERT_INTO["events_timelinegap"]}
 SELECT DISTINCT r.room_id, min(e.stream_ordering), %(writer)s
@@ -176,9 +178,10 @@ WHERE {_of_batch("c")} AND {_of_batch("r")} GROUP BY r.room_id ORDER BY r.room_i
 
 @dataclass(frozen=True, slots=True)
 class LoadedRoom:
-    """A room whose rows are staged: its number in the job, and the events to load.
+    """A room whose rows are staged. ``room_no`` is its number in the job.
 
-    ``backward`` of the ``events`` need IDs of the stream ``backfill``, the others of ``events``.
+    ``events`` is the number of events to load. ``backward`` of them need IDs of the stream ``backfill``, and the others
+    need IDs of the stream ``events``.
     """
 
     room_no: int
@@ -202,7 +205,7 @@ def batches(rooms: Iterable[LoadedRoom], events: int = EVENTS_PER_BATCH) -> Iter
 
 
 def ready_rooms(cursor: Any, job: int) -> list[LoadedRoom]:
-    """Returns the rooms whose rows are staged and that are not loaded yet, in the order of loading."""
+    """Returns the rooms that are staged and not loaded yet, in the order of loading."""
     # A room that contradicts itself has a row with 0 events: it is finished, and there is nothing to load.
     cursor.execute(
         f"SELECT room_no, room_id, events, backward FROM {table_name(job, 'result_room')} r WHERE events > 0 AND NOT EXISTS "
@@ -254,7 +257,7 @@ class _Batch:
         return {row[0] for row in self._cursor.fetchall()}
 
     def load(self) -> None:
-        """Inserts all other rows, and reserves the stream IDs."""
+        """Inserts all other rows of the rooms, and reserves the stream IDs for that."""
         self._cursor.execute(ROOMY)
         for sql in (*_PLAIN, _MAP_GROUPS):
             self._run(sql)
@@ -288,7 +291,7 @@ class _Batch:
         return ids
 
     def _join(self, statements: Sequence[str], more: dict[str, Any] | None = None) -> None:
-        """Runs statements that join rows of the batch with each other, with a fixed join order."""
+        """Runs statements that join rows of the batch, with a fixed join order."""
         self._cursor.execute(_JOIN_AS_WRITTEN)
         for sql in statements:
             self._run(sql, more)

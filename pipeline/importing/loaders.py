@@ -1,8 +1,8 @@
 """Loader threads of an import, which load rooms while Spark still computes others (driver, with Django).
 
-Loading is mostly PostgreSQL's work, and one session uses one core. Each loader is a thread with its own connection. It takes
-rooms whose rows are staged, some thousand events at a time, and loads them in a transaction of its own
-(``pipeline.importing.load_rooms``). While Spark computes rooms, loaders wait until there is a full batch.
+Loading is mostly PostgreSQL's work, and one session uses one core. So there are several loaders, each a thread with its
+own connection. A loader takes rooms whose rows are staged, some thousand events at a time, and loads them in one
+transaction (``pipeline.importing.load_rooms``). While Spark computes rooms, loaders wait until there is a full batch.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ __all__ = ["MOST_LOADERS", "Loaded", "LoaderThreads", "ReadyRooms", "default_loa
 MOST_LOADERS = 4
 _WAIT_SECONDS = 0.5
 _PAUSES_PER_LOOK = 25
-"""Pause after a query for ready rooms, as a multiple of its duration. Bounds the share of time spent on such queries."""
+"""The pause after a query for ready rooms, as a multiple of the query's duration. It bounds the load of such queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A committed batch. The rooms in ``lost`` are not loaded (see `load_batch`)."""
+    """A committed batch. ``lost`` holds the IDs of rooms that were not loaded (see `load_batch`)."""
 
     rooms: Sequence[LoadedRoom]
     lost: set[str]
 
 
 def default_loaders() -> int:
-    """Returns the default number of loaders: one more than this process has cores, at most ``MOST_LOADERS``.
+    """Returns the default number of loaders: the cores of this process plus one, at most ``MOST_LOADERS``.
 
-    It assumes that PostgreSQL's server has about as many cores, as on a small machine. The additional loader keeps them
-    busy while another one waits for the disk.
+    This assumes that PostgreSQL's server has about as many cores, as on a small machine. The additional loader keeps
+    the cores busy while another loader waits for the disk.
     """
     return min(MOST_LOADERS, len(os.sched_getaffinity(0)) + 1)
 
 
 class ReadyRooms:
-    """Queue of rooms that are ready to load. It hands out each room once, in batches, to several threads.
+    """A queue of rooms that are ready to load. It hands out each room once, in batches, to several threads.
 
     ``look`` returns the rooms whose rows are staged and that are not loaded yet.
     """
@@ -67,7 +67,7 @@ class ReadyRooms:
         self._all_worked_out.set()
 
     def take(self) -> list[LoadedRoom] | None:
-        """Returns the next batch, an empty list if there is none yet, or null if all rooms were handed out."""
+        """Returns the next batch, or an empty list if there is none yet. Null means that all rooms were handed out."""
         with self._lock:
             if not self._seen_all and not self._has_batch():
                 self._queue_ready()
@@ -85,9 +85,9 @@ class ReadyRooms:
         return self._events_left >= self._events
 
     def _queue_ready(self) -> None:
-        """Calls ``look`` and queues the rooms that are new, unless the last call was too recent."""
-        # Read the flag before the query. In the other order: the query misses room R, R is finished, the flag is set, and we
-        # read it. Then all rooms count as seen, and R is never handed out.
+        """Calls ``look`` and queues the new rooms. Does nothing if the last call was too recent."""
+        # Read the flag before the query. In the other order: the query misses room R, then R is finished and the flag
+        # is set, and the flag read here says that all rooms were seen. R would never be handed out.
         complete = self._all_worked_out.is_set()
         begun = time.monotonic()
         if not complete and begun < self._next_look:
@@ -132,7 +132,7 @@ class LoaderThreads:
             thread.join()
 
     def look(self) -> None:
-        """Raises ``LoaderFailed`` if a loader has failed. Polled while the job waits for Spark."""
+        """Raises ``LoaderFailed`` if a loader has failed. Called at intervals while the job waits for Spark."""
         if self._failure is not None:
             raise LoaderFailed(self._failure)
 
@@ -152,7 +152,7 @@ class LoaderThreads:
                 yield done
 
     def _load(self) -> None:
-        """Loads batches until there are none, the block ends, or a loader fails."""
+        """Loads batches until none are left, the block ends, or a loader fails."""
         try:
             while not self._ended.is_set() and (rooms := self._rooms.take()) is not None:
                 if rooms:

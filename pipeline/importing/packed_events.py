@@ -1,7 +1,7 @@
-"""Parsed events as bytes: everything that the rules of a room need of an event, without its JSON (pure).
+"""Parsed events as bytes: everything that the rules of a room need to know of an event, without its JSON (pure).
 
-An import stages these bytes beside the columns that SQL needs. So a room is read from one column, and no event is parsed
-twice. Only the job that wrote the bytes reads them.
+An import stages these bytes beside the columns that SQL needs. So the events of a room are read from one column, and no
+event is parsed twice. Only the job that wrote the bytes reads them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Unpacker:
         self._room_id = room_id
 
     def unpack(self, packed: bytes, stream_ordering: int | None) -> ParsedEvent:
-        """Returns the event that ``pack`` was given, with this room's ID, this stream ordering, and no JSON."""
+        """Decodes an event that ``pack`` encoded. It gets this room's ID and stream ordering, and has no JSON."""
         event, content = _decode(packed)
         # Events are frozen. Setting fields is safe here, because no other code has this object yet.
         force_setattr(event, "room_id", self._room_id)

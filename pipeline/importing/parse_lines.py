@@ -1,7 +1,7 @@
 """First half of an import, on executors: parses rows of sources into the staging table of events (no Django).
 
 Each part of a source is a unit of work with its own row in the ledger. A line that is no valid event goes to the
-quarantine with a reason. No content of a source ends the job. Only a source that cannot be read does.
+quarantine with a reason. No content of a source ends the job. The job ends only if a source cannot be read.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _ROWS_PER_COPY = 2_000
 class LineWork:
     """The parameters for staging parts, the same for all tasks of a job. Each task sets ``versions`` itself.
 
-    With ``keys`` an event must be signed; without, signatures are not checked. ``server`` is the site's server name.
-    Events of its own users were accepted when they were made. So they are soft-failed only if the source states it.
+    If there are ``keys``, all events must be signed. Otherwise signatures are not checked.
+
+    ``server`` is the site's server name. Events of the server's own users were accepted when they were made. So they
+    are soft-failed only if the source says so.
     """
 
     job: int
@@ -53,16 +55,21 @@ class LineWork:
 
 @dataclass(frozen=True, slots=True)
 class PartScan:
-    """The result of scanning a part: its lines, including blank ones, and the room versions that its create events announce."""
+    """The result of scanning a part.
+
+    ``lines`` is the number of lines, including blank ones. ``versions`` are the room versions that create events
+    announce.
+    """
 
     lines: int
     versions: Mapping[str, str]
 
 
 class StoredVersions(Mapping[str, str]):
-    """Lazy map of room IDs to versions: of the rooms that the site has, then of those that the input announces.
+    """A lazy map from room IDs to room versions.
 
-    A room is looked up when the first bare event of it is parsed. Length and iteration cover only rooms that were looked up.
+    The version is that of the site's room, otherwise the one that the input announces. A room is looked up when the
+    first event without a version is parsed. Length and iteration cover only rooms that were looked up.
     """
 
     def __init__(self, cursor: Any, job: int) -> None:
@@ -93,14 +100,15 @@ class StoredVersions(Mapping[str, str]):
 
 
 def sequence_number(part: int, line: int) -> int:
-    """Returns the place of a line in the whole input. Places ascend by part, then by line."""
+    """Returns a line's place in the whole input. Places ascend by part, and within a part by line."""
     return part * LINES_PER_PART + line
 
 
 def scan_part(part: Part, limit_bytes: int, keys: KeyRing | None = None) -> PartScan:
-    """Counts the lines of a part, and collects the room versions that bare events of other lines need.
+    """Counts the lines of a part, and collects the room versions that its create events announce.
 
-    With ``keys`` only signed create events count.
+    Events that come without a version, in whatever part, need these. If there are ``keys``, only signed create events
+    count.
     """
     last = 0
     versions: dict[str, str] = {}
@@ -138,7 +146,10 @@ Rows = list[Sequence[Any]]
 
 
 def _batches(work: LineWork, part: int, lines: Iterable[Line | BrokenLine]) -> Iterator[tuple[Rows, Rows]]:
-    """Yields rows of the tables of events and of broken lines, up to some thousand of both together."""
+    """Yields the parsed lines in batches, as (rows for the table of events, rows for the table of broken lines).
+
+    A batch has at most some thousand lines.
+    """
     events: Rows = []
     broken: Rows = []
     first = sequence_number(part, 0)
@@ -165,7 +176,8 @@ def _parse(line: Line, versions: Mapping[str, str], keys: KeyRing | None) -> Par
     if keys is None:
         return event
     _check(event, keys)
-    # No server's signature may cover such an invite. So the source's word that it was accepted is dropped: event auth decides.
+    # Such an invite may have no server's signature. So it does not count that the source says it was accepted: event
+    # auth decides.
     if is_third_party_invite(event) and event.rejected_reason is None:
         return structs.replace(event, rejection_given=False)
     return event
@@ -185,7 +197,10 @@ def _check(event: ParsedEvent, keys: KeyRing) -> None:
 
 
 def _announced(line: Line, keys: KeyRing | None) -> tuple[str, str] | None:
-    """Returns (room ID, room version) if the line is a create event, with ``keys`` only if it is signed. Otherwise null."""
+    """Returns (room ID, room version) if the line is a create event, otherwise null.
+
+    If there are ``keys``, an unsigned create event is ignored.
+    """
     announced = announced_version(line.content, line.told)
     if announced is not None and keys is not None:
         try:
@@ -196,16 +211,19 @@ def _announced(line: Line, keys: KeyRing | None) -> tuple[str, str] | None:
 
 
 def _detail(refused: EventRefused, line: Line) -> str:
-    """Returns the reason of a refusal.
+    """Returns the reason of a refusal as text.
 
-    For a row of a table it also names the event, because such rows have no line number to look up.
+    For a row of a table the text also names the event, because such rows have no line number to look up.
     """
     event_id = line.told.get("event_id") if line.told else None
     return _text(f"{event_id}: {refused.detail}" if event_id else refused.detail)
 
 
 def _text(detail: str) -> str:
-    """Returns the first 1,000 characters, with NUL and lone surrogates escaped, because a text column cannot store these."""
+    """Returns the first 1,000 characters of ``detail``.
+
+    NUL and lone surrogates are escaped, because a text column cannot store them.
+    """
     return detail.replace("\0", "\\0")[:1000].encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,7 +1,7 @@
 """The plan of an import, between its two halves: which staged events are new, and which rooms to compute (driver).
 
-It is SQL over whole staging tables, in one transaction with a row in the ledger. So a resumed job finds the plan complete or
-not begun.
+The plan is made by SQL over whole staging tables, in one transaction with a row in the ledger. So a resumed job finds
+the plan complete or not begun.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _CREATED = "created, format 3"
 Then a job that an earlier version staged starts again, and its bytes are not misread."""
 _PLANNED = "planned"
 
-#: Selects each event once. Of lines with the same event ID the first wins, but a non-outlier goes before an outlier, and then a
-#: matching content hash before a wrong one. Events that are stored are left out, except that a stored outlier can become a
-#: full event of the same room.
+#: Selects each event once. Of several lines with the same event ID, a line that is no outlier wins over an outlier,
+#: then a line with a matching content hash over one without, then the first line. Events that are stored are left out.
+#: But a stored outlier can become a full event of the same room.
 _KEEP_NEW = """
 CREATE UNLOGGED TABLE {new} AS
 SELECT DISTINCT ON (e.event_id) e.seq, e.event_id, e.room_id, e.room_version, e.type, e.stream_ordering
@@ -59,7 +59,8 @@ WHERE NOT EXISTS (
 )
 ORDER BY e.event_id, e.outlier, NOT e.fits, e.seq
 """
-#: A room has one version: that of its create event, otherwise the one that most of its events state.
+#: A room has one version: that of its create event. Without a create event, it is the version that most of its events
+#: state.
 _OTHER_VERSIONS = """
 WITH counted AS (
     SELECT room_id, room_version, count(*) AS events, bool_or(type = 'm.room.create') AS creates
@@ -127,7 +128,7 @@ ORDER BY b.seq LIMIT %(most)s
 
 @dataclass(frozen=True, slots=True)
 class PlannedRoom:
-    """A room to compute. ``room_no`` is its number in the job, and rooms are loaded in that order."""
+    """A room to compute. ``room_no`` is its number in the job. Rooms are loaded in the order of their numbers."""
 
     room_no: int
     room_id: str
@@ -142,8 +143,9 @@ def _named(sql: str, job: int) -> str:
 def create_staging(cursor: Any, job: int, signatures: str = "trusted") -> None:
     """Creates the job's staging tables, unless they exist with a matching row in the ledger.
 
-    They are dropped and created again if PostgreSQL emptied them after a crash, if another version of this program filled
-    them, or if their events were verified with other keys (``signatures``).
+    The row is missing if PostgreSQL emptied the tables after a crash. It does not match if another version of this
+    program filled them, or if their events were verified with other keys (``signatures``). Then they are dropped and
+    created again.
     """
     created = f"{_CREATED}, signatures {signatures}"
     if _step_done(cursor, job, created):
@@ -195,7 +197,7 @@ def store_versions(cursor: Any, job: int, versions: Mapping[str, str]) -> None:
 
 
 def make_plan(cursor: Any, job: int, *, as_history: bool) -> None:
-    """Selects the new events, sets those of existing rooms aside, and numbers the other rooms.
+    """Selects the new events, sets events of existing rooms aside, and numbers the other rooms.
 
     The caller has a transaction open, and all lines are staged. A plan that exists is kept.
     """
@@ -227,7 +229,8 @@ def planned_rooms(cursor: Any, job: int) -> list[PlannedRoom]:
 def analyze_results(cursor: Any, job: int) -> None:
     """Updates PostgreSQL's statistics of the result tables, for which autovacuum is off.
 
-    Only the room's number needs statistics: rows are found by it, and the statements of loading fix the order of joins.
+    Only the column with the room's number needs statistics: rows are found by it. Joins need none, because the
+    statements of loading fix their order.
     """
     for table in RESULT_TABLES:
         cursor.execute(f"ANALYZE {table_name(job, table.name)} (room_no)")
@@ -236,15 +239,16 @@ def analyze_results(cursor: Any, job: int) -> None:
 def quarantine_rooms(cursor: Any, job: int, rooms: Collection[str]) -> None:
     """Puts the new events of these rooms into the quarantine.
 
-    These are rooms that another process created meanwhile, that are still being purged, or that are blocked.
+    Such a room was created by another process meanwhile, is still being purged, or is blocked.
     """
     cursor.execute(_named(_GIVE_UP, job), {"known": ROOM_KNOWN, "purged": ROOM_PURGED, "rooms": list(rooms)})
 
 
 def store_broken(cursor: Any, job: int, parts: Sequence[Part], lines: Sequence[int]) -> int:
-    """Replaces the job's quarantine, with file and line of each entry. Returns the number of broken lines.
+    """Replaces the job's stored quarantine, with file and line of each entry. Returns the number of broken lines.
 
-    ``lines`` are the numbers of lines of the parts. At most ``MOST_QUARANTINED`` lines are stored, and all are counted.
+    ``lines`` holds the number of lines of each part. At most ``MOST_QUARANTINED`` broken lines are stored, but all are
+    counted.
     """
     before, counted = [], 0
     for number, part in enumerate(parts):

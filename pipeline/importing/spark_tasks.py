@@ -1,7 +1,7 @@
 """The Spark tasks of an import: one for each part of a source, and one for each pack of rooms.
 
-Tasks are numbered, and Spark starts them in that order. Packs of large rooms come first. Executors import their code by name
-from the pure modules, so a task carries plain values only.
+Tasks are numbered, and Spark starts them in that order. Packs of large rooms come first. Executors import the code of
+tasks by name from modules without Django, so a task carries plain values only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVENTS_PER_TASK = 20_000
 def scan_parts(
     spark: SparkSession, parts: Sequence[Part], limit_bytes: int, keys: KeyRing | None = None
 ) -> list[PartScan]:
-    """Scans each part for its number of lines and for room versions. Returns one result for each part, in their order."""
+    """Scans each part for its number of lines and for room versions. Returns the results in the order of the parts."""
 
     def scan(number: int) -> str:
         found = scan_part(parts[number], limit_bytes, keys)
@@ -58,9 +58,9 @@ def stage_rooms(spark: SparkSession, work: RoomWork, packs: Sequence[Sequence[Pl
 
 
 def pack_rooms(rooms: Sequence[PlannedRoom], events: int = EVENTS_PER_TASK) -> list[list[PlannedRoom]]:
-    """Returns the rooms in packs of at most ``events`` events, the largest rooms first. A larger room is a pack of its own.
+    """Divides the rooms into packs of at most ``events`` events. A larger room is a pack of its own.
 
-    Large rooms come first, so that no task is left running alone at the end.
+    The largest rooms come first, so that none of them is left running alone at the end.
     """
     packs: list[list[PlannedRoom]] = []
     size = events

@@ -24,7 +24,7 @@ class RoomEvents(EventSource, Protocol):
     """Events of a room, with their places in the input. Events are numbered from 0 in stream order."""
 
     def check(self) -> None:
-        """Raises ``HistoryError`` if the events are not all of one room."""
+        """Raises ``HistoryError`` unless all events are of the same room."""
         ...
 
     def places(self, first: int, end: int) -> Sequence[int]:
@@ -32,7 +32,7 @@ class RoomEvents(EventSource, Protocol):
         ...
 
     def given_orderings(self, first: int, end: int) -> Sequence[int | None]:
-        """Returns the stream orderings that the source gave for these events, null where it gave none."""
+        """Returns the stream orderings that the source gave these events. Null means that it gave none."""
         ...
 
 
@@ -55,7 +55,10 @@ class StagedEvents:
     """Events of a room that are read from a job's staging tables on demand."""
 
     def __init__(self, connection: Any, job: int, room_no: int, stream_ordering: int | None) -> None:
-        """Reads the places and stream orderings of all events. A ``stream_ordering`` replaces that of every event."""
+        """Reads the places and stream orderings of all events.
+
+        If ``stream_ordering`` is given, the events get it in place of their own when they are read.
+        """
         self._connection = connection
         self._kept, self._event = table_name(job, "kept"), table_name(job, STAGED_EVENTS.name)
         self._room_no, self._stream_ordering = room_no, stream_ordering
@@ -101,7 +104,7 @@ class StagedEvents:
         return [found[place] for place in places]
 
     def _fetch(self, places: Sequence[int]) -> Iterator[ParsedEvent]:
-        """Yields the events at these places, in their order. Equal names among them share one string."""
+        """Yields the events at these places, in the order of ``places``. Equal names in them share one string."""
         sql = f"SELECT seq, stream_ordering, packed FROM {self._event} WHERE seq = ANY(%s)"
         rows = {place: (given, packed) for place, given, packed in self._rows(sql, places)}
         unpack, everywhere = Unpacker(self.room_id).unpack, self._stream_ordering

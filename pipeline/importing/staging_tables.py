@@ -1,11 +1,11 @@
 """The staging tables of an import: names, columns, and functions that write rows (no Django).
 
 Staging tables are UNLOGGED. Each belongs to one job, whose number is part of the name. So a late task cannot write into
-another job's tables, and the tables of a killed job are found by prefix. After a crash PostgreSQL empties them, and the
-ledger with them, so the job begins again.
+another job's tables, and the tables of a killed job are found by prefix. After a crash PostgreSQL empties them. The
+ledger is one of them, so the job begins again.
 
-Each task writes its rows and its row in the ledger in one transaction. A repeated task finds that row and does nothing.
-So staged rows exist exactly once, however often Spark retries.
+Each task writes its rows and its row in the ledger in one transaction. If the task is repeated, it finds its row in the
+ledger and does nothing. So staged rows exist exactly once, however often Spark retries.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 PREFIX = "pipeline_stage_"
 ROOMY = "SET LOCAL work_mem = '64MB'"
-"""For transactions that sort and join many rows. Only a few run at a time."""
+"""For transactions that sort and join many rows. Only a few of them run at a time."""
 _ROWS_PER_COPY = 5_000
 OWN_COLUMNS = tuple(name for name in EVENT_COLUMNS if name != "room_id")
 """Columns of an event, without the room ID."""
@@ -57,7 +57,10 @@ _EVENT_KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class StagedTable:
-    """A staging table: the part of its name after the job's number, and its columns as (name, SQL type)."""
+    """A staging table.
+
+    ``name`` is what follows the job's number in the table's full name. ``columns`` are (name, SQL type).
+    """
 
     name: str
     columns: tuple[tuple[str, str], ...]
@@ -68,7 +71,7 @@ class StagedTable:
         return f"CREATE UNLOGGED TABLE {table_name(job, self.name)} ({columns}) WITH ({_STORED})"
 
     def arrow_schema(self) -> pa.Schema:
-        """Returns the same columns as an Arrow schema."""
+        """Returns the columns of the table as an Arrow schema."""
         import pyarrow as pa  # noqa: PLC0415 - only where rows are written
 
         types = {
@@ -87,7 +90,10 @@ _STORED = "autovacuum_enabled = false, toast_tuple_target = 8160"
 
 
 def _sql_type(kind: str) -> str:
-    """Returns the type with collation "C" for text: identifiers are compared by code point, as in the final tables."""
+    """Returns the SQL type of a column. Text gets the collation "C".
+
+    So identifiers are compared by code point, as in the final tables.
+    """
     words = kind.split(" ", 1)
     if words[0].startswith("text"):
         words[0] += ' COLLATE "C"'
@@ -200,7 +206,10 @@ def table_name(job: int, name: str) -> str:
 
 
 def connect(dsn: str) -> Any:
-    """Returns a connection for a task. Sessions have no timeouts, because a task may compute for long between its statements."""
+    """Returns a connection for a task. Its session has no timeouts.
+
+    A task may compute for long between its statements.
+    """
     connection = psycopg2.connect(dsn, application_name="replsite spark staging", connect_timeout=10)
     with connection, connection.cursor() as cursor:
         cursor.execute(NO_LIMITS_IN_SESSION)

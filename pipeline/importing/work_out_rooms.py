@@ -1,8 +1,8 @@
 """Second half of an import, on executors: computes the rows of all tables from a room's staged events (no Django).
 
-The rules are those of ``events.history.rows``. The JSON of events stays in the staging table. A task holds in memory: the
-extracted fields of a chunk of one room (``pipeline.importing.staged_room``), what later chunks need of earlier ones, and
-some thousand of the resulting rows.
+The rules are those of ``events.history.rows``. The JSON of events stays in the staging table. A task holds in memory:
+the extracted fields of a chunk of one room (``pipeline.importing.staged_room``), what later chunks need to know of
+earlier ones, and some thousand of the resulting rows.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RESULT_EVENT = next(table for table in RESULT_TABLES if table.name == "result_e
 _ROWS_PER_FETCH = 5_000
 _ROWS_PER_COPY = 5_000
 _EVENTS_PER_GROUP = 5_000
-#: Any negative stream ordering makes an event a backfilled one.
+#: An event with a negative stream ordering is backfilled. The value does not matter.
 _BACKWARD = -1
 
 
@@ -59,9 +59,10 @@ class RoomWork:
 
 
 def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
-    """Computes the rows of rooms, given as (number, ID, events). Returns the number of events of the rooms that it computed.
+    """Computes the rows of rooms, given as (number, ID, events). Returns the number of events in the computed rooms.
 
-    Small rooms share a transaction. A finished room has a row in ``result_room``, and is skipped when a task is repeated.
+    Small rooms share a transaction. A finished room has a row in ``result_room``. When a task is repeated, it skips
+    finished rooms.
     """
     large = {number: events for number, _, events in rooms if events > work.chunk}
     done = 0
@@ -77,7 +78,10 @@ def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
 
 
 def _groups(rooms: Iterable[tuple[int, str, int]], most: int) -> Iterator[list[int]]:
-    """Yields the numbers of rooms that share a transaction: at most ``most`` events together, or one larger room."""
+    """Yields lists of room numbers. The rooms of a list share a transaction.
+
+    They have at most ``most`` events together. A larger room has a list of its own.
+    """
     group: list[int] = []
     size = 0
     for number, _, events in rooms:
@@ -111,7 +115,10 @@ def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int
 
 
 def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, EventsInMemory]]:
-    """Yields room after room. Its events are ordered by stream ordering, those without one last, then by place in the input."""
+    """Yields each room with its events.
+
+    Events are ordered by stream ordering, then by place in the input. Events without a stream ordering come last.
+    """
     # Sort the short rows of ``kept`` first, then look up each staged event. OFFSET 0 keeps the planner from turning this into
     # a join that reads the events of all rooms.
     order = "room_no, stream_ordering NULLS LAST, seq"
@@ -130,7 +137,10 @@ def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[t
 
 
 def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> int:
-    """Computes one room in chunks. Its progress goes through a second connection, so that it is visible before the commit."""
+    """Computes one room in chunks.
+
+    Its progress is written on a second connection, so that it is visible before the room commits.
+    """
     backward = _BACKWARD if work.as_history else None
     with closing(connect(work.dsn)) as telling, connection.cursor() as cursor:
         telling.autocommit = True
@@ -169,7 +179,7 @@ class _Progress:
 
 
 class _Results:
-    """Buffer of rows for the staging tables, written by COPY some thousand at a time."""
+    """A buffer of rows for the staging tables. It writes some thousand rows at a time by COPY."""
 
     def __init__(self, cursor: Any, job: int) -> None:
         self._cursor, self._job = cursor, job
@@ -191,7 +201,7 @@ class _Results:
     def add_events(self, columns: Sequence[Sequence[Any]]) -> None:
         """Adds rows of ``result_event``, given as columns.
 
-        Most rows are of this table. As columns they need not be transposed for Arrow.
+        Most rows belong to this table. As columns they need not be transposed for Arrow.
         """
         for waiting, more in zip(self._events, columns, strict=True):
             waiting.extend(more)
@@ -215,9 +225,9 @@ class _Results:
 def _work_out(
     room_no: int, room: RoomEvents, results: _Results, chunk: int = EVENTS_PER_CHUNK, progress: _Progress | None = None
 ) -> None:
-    """Adds the rows of one room.
+    """Adds the rows of one room to ``results``.
 
-    A room that contradicts itself goes to the quarantine with all its events, because a part of it would give a wrong room.
+    If a room contradicts itself, all its events go to the quarantine, because a part of them would make a wrong room.
     """
     try:
         room.check()
@@ -254,7 +264,7 @@ def _room(room_no: int, room: RoomEvents, history: RoomHistory) -> Sequence[Any]
 
 
 def _event_columns(room_no: int, room: RoomEvents, part: EventPart) -> Sequence[Sequence[Any]]:
-    """Returns the columns of ``result_event``. Outliers have no prev events there, and only state events have auth events."""
+    """Returns the columns of ``result_event``. Outliers get no prev events, and only state events get auth events."""
     first, events = part.first, part.events
     end = first + len(events)
     return (

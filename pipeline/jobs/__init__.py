@@ -1,1 +1,1 @@
-"""Jobs: rows, queue, runs, progress and pages."""
+"""Jobs: their rows, queue, runs, progress and pages."""

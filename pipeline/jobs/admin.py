@@ -1,8 +1,8 @@
-"""The admin pages of jobs: staff see them, and queue, carry out and cancel them by POST only, each with its own permission.
+"""The admin pages of jobs: staff see jobs, and queue, carry out and cancel them.
 
-A job that has a dry run is always queued as one, whatever permissions the user has. The page of the dry run shows its
-figures. From there the job is carried out with the same arguments, once, while the figures are fresh. Every action is in the
-admin's log.
+Each of the three actions is by POST only, and needs a permission of its own. A job that has a dry run is always queued
+as one, whatever permissions the user has. The page of the dry run shows its figures. From there the job is carried out
+with the same arguments, once, while the figures are fresh. Every action is in the admin's log.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class JobAdmin(ReadOnlyAdmin):
 
     @admin.display(description="took")
     def took(self, job: models.Job) -> str:
-        """Returns how long the job took, or has taken so far."""
+        """Returns the time that the job took, or has taken so far."""
         return self._view(job).took
 
     @admin.display(description="figures")
@@ -81,14 +81,15 @@ class JobAdmin(ReadOnlyAdmin):
         return render_to_string("jobs/figures.html", {"figures": self._view(job).figures})
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Returns the rows. Reads once for each page which jobs were killed."""
+        """Returns the rows. Finds out once for each page which jobs were killed."""
         using = stream_settings().database
-        # One admin object serves all requests. If another request sets these during this one, it sets the same answer.
+        # One admin object serves all requests. If another request overwrites these values during this one, the new
+        # values are as good.
         self._killed, self._as_of = killed_jobs(using), database_now(using)
         return super().get_queryset(request)
 
     def get_urls(self) -> list[URLPattern]:
-        """Returns Django's paths, and before them those of the forms for queueing, carrying out and cancelling."""
+        """Returns the paths of the forms for queueing, carrying out and cancelling, followed by Django's own."""
         wrap = self.admin_site.admin_view
         own = [
             path("queue/", wrap(self.queue_view), name="pipeline_job_queue"),
@@ -100,7 +101,7 @@ class JobAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Adds to a job's page whether it may be carried out, and which job has carried it out."""
+        """Adds to a job's page whether the job may be carried out, and which job has carried it out."""
         job = kwargs.get("obj")
         context["may_carry_out"] = job is not None and request.user.has_perm(CARRY_OUT) and not _why_not(job)
         context["confirmed_by"] = _confirmed_by(job) if job is not None and _is_dry(job) else None
@@ -145,9 +146,9 @@ class JobAdmin(ReadOnlyAdmin):
         return arguments
 
     def _queue_what_changes(self, request: HttpRequest, name: str, arguments: dict[str, Any]) -> HttpResponse:
-        """Asks for confirmation, then queues a job that changes something and has no dry run.
+        """Queues a job that changes something and has no dry run, after asking for confirmation.
 
-        Needs the permission to carry out.
+        Needs the permission to carry out jobs.
         """
         if not request.user.has_perm(CARRY_OUT):
             raise PermissionDenied
@@ -186,7 +187,7 @@ class JobAdmin(ReadOnlyAdmin):
     # --- carry out ----------------------------------------------------------------------------------------------------
 
     def carry_out_view(self, request: HttpRequest, number: int) -> HttpResponse:
-        """Shows the figures of a dry run once more, then queues the same job in earnest."""
+        """Shows the figures of a dry run once more, then queues the same job without the dry run."""
         if not request.user.has_perm(CARRY_OUT):
             raise PermissionDenied
         dry = self._job(number)
@@ -268,13 +269,13 @@ def _is_dry(job: models.Job) -> bool:
 
 
 def _confirmed_by(dry: models.Job) -> int | None:
-    """Returns the ID of the job that carries out this dry run, or null."""
+    """Returns the ID of the job that carries out this dry run, or null if there is none."""
     jobs = models.Job.objects.using(stream_settings().database)
     return jobs.filter(confirmed_from=dry.pk).values_list("pk", flat=True).first()
 
 
 def _why_not(dry: models.Job) -> str | None:
-    """Returns the reason why a job's figures cannot be confirmed, or null if they can."""
+    """Returns the reason why the figures of a dry run cannot be confirmed, or null if they can."""
     if not isinstance(dry.arguments, dict):
         return f"The arguments of job {dry.pk} are no JSON object, so no kind of job can use them. Queue another one."
     if not _is_dry(dry) or dry.kind not in job_kinds():

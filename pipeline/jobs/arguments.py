@@ -1,6 +1,6 @@
 """The arguments of jobs, each declared once.
 
-The options of commands, the checks of jobs and the forms in the admin are all made from the declarations.
+The options of commands, the checks of jobs and the forms in the admin all follow from these declarations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Type(Enum):
 
     TEXT = auto()
     LINES = auto()
-    """A list of texts. A form takes one a line."""
+    """A list of texts. In a form each line is one text."""
     NUMBER = auto()
     WHOLE = auto()
     FLAG = auto()
@@ -60,7 +60,10 @@ class Type(Enum):
 
 @dataclass(frozen=True, eq=False)
 class OneOf:
-    """A group of a command's options that exclude each other: neighbours in the list of arguments that share this object."""
+    """A group of a command's options that exclude each other.
+
+    The options of a group share this object, and follow one another in the list of arguments.
+    """
 
     required: bool = False
 
@@ -75,27 +78,27 @@ class Argument:
     """The help text of a command's option."""
     _: KW_ONLY
     in_form: str = ""
-    """The help text in a form, where it differs."""
+    """The help text in a form, if it differs from ``help``."""
     required: bool = False
     choices: tuple[str, ...] = ()
     bounds: tuple[int, int] = (0, 0)
     default: Any = None
     """The default, or a function that returns it."""
     must: str = ""
-    """The words of the error after "must be". If empty, those of the type."""
+    """What follows "must be" in the error. If empty, the type gives it."""
     check: Callable[[str, Any], Any] | None = None
     """Replaces the check of the type. Takes name and value; returns the value for the job, or raises."""
     omitted: bool = False
     """True if the job's arguments leave it out when it is null."""
     stored: bool = True
-    """False if only the command takes it, and the job's row does not have it."""
+    """False if only the command takes the argument, and the job's row does not store it."""
     typed: str | None = ""
     """The form on the command line: ``ROOM`` is positional, ``--room ROOM`` an option. Empty: an option with its own name.
     Null: the command does not take it."""
     one_of: OneOf | None = None
 
     def value(self, given: Mapping[str, Any]) -> Any:
-        """Returns the value for a job, or the default if none is given. Raises ``UnusableArguments``."""
+        """Returns the checked value for a job, or the default if ``given`` has none. Raises ``UnusableArguments``."""
         value = given.get(self.name)
         if value is None and callable(self.default):
             value = self.default()
@@ -104,7 +107,7 @@ class Argument:
         return self.check(self.name, value) if self.check is not None else _CHECKS[self.type](self, value)
 
     def refusal(self, value: Any, must: str) -> UnusableArguments:
-        """Returns the error for an unusable value, which says what the argument must be."""
+        """Returns the error for an unusable value. It says what the argument must be."""
         return UnusableArguments(f"{self.name} must be {self.must or f'{must}, not {value!r:.100}'}.")
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
@@ -184,7 +187,7 @@ def _choices(one: Argument, value: Any) -> list[str]:
 def _moment(one: Argument, value: Any) -> int:
     """Returns milliseconds since 1970.
 
-    An age is converted now, so that a dry run and the job that carries it out use the same time.
+    An age such as 30 days is converted to a time now. So a dry run and the job that carries it out use the same time.
     """
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST:
         return value
@@ -195,7 +198,7 @@ def _moment(one: Argument, value: Any) -> int:
 
 
 def _day(one: Argument, value: Any) -> str:
-    """Returns the day of a date, an age or milliseconds as text such as 2026-01-31.
+    """Converts a date, an age or milliseconds to a day as text, such as 2026-01-31.
 
     An age is converted now, so that its day stays the same if the job begins later.
     """

@@ -1,4 +1,7 @@
-"""Jobs on the command line, as a command or as a subject of ``purge`` or ``resync``. Options are the arguments of the kind."""
+"""Jobs on the command line: a job is a command, or a subject of the commands ``purge`` and ``resync``.
+
+The options are the arguments of the kind of job.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,9 @@ __all__ = ["JobCommand", "JobSubject", "as_command", "as_command_errors"]
 
 @contextmanager
 def as_command_errors() -> Iterator[None]:
-    """Raises ``CommandError`` for errors of the block, with status 2 for unusable arguments and 1 for all others.
+    """Turns errors of the block into ``CommandError``, with status 2 for unusable arguments and 1 for the others.
 
-    An ``OSError`` is not changed. ``manage.py`` handles it: a command whose output is closed by its reader ends quietly.
+    An ``OSError`` is not changed. ``manage.py`` handles it: a command ends quietly if the reader closes its output.
     """
     try:
         yield
@@ -43,9 +46,9 @@ def as_command_errors() -> Iterator[None]:
 
 @contextmanager
 def as_command() -> Iterator[None]:
-    """Does what ``as_command_errors`` does for a job that runs with the rights of the command's user.
+    """Turns errors of the block into ``CommandError`` like ``as_command_errors``, for jobs with the rights of the user.
 
-    Such a job may name any folder. ``OSError`` becomes a ``CommandError`` with status 1, too.
+    In the block a job may name any folder. ``OSError`` becomes a ``CommandError`` with status 1, too.
     """
     with as_command_errors(), any_folder():
         try:
@@ -57,7 +60,7 @@ def as_command() -> Iterator[None]:
 class JobSubject:
     """A kind of job on the command line: it declares the options, runs the job and prints its summary.
 
-    Where the kind has the option ``--yes``, it asks before it deletes.
+    If the kind has the option ``--yes``, the command asks before it deletes.
     """
 
     def __init__(self, kind: JobKind, help: str = "") -> None:
@@ -81,7 +84,7 @@ class JobSubject:
             if YES in self.arguments:
                 self._ask(command, checked, is_sure=options["yes"])
             summary = self.perform(command, checked, options)
-        figures = {name: value for name, value in summary.items() if name != "words"}  # alike before and after
+        figures = {name: value for name, value in summary.items() if name != "words"}  # the sentence is for people only
         lines = [json.dumps(figures, ensure_ascii=False)] if options["json"] else self.kind.lines(summary)
         for line in lines:
             command.stdout.write(line)
@@ -91,7 +94,7 @@ class JobSubject:
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of the job from the command's options.
 
-        Where the command has ``--all``, raises ``CommandError`` unless either rooms or ``--all`` are given.
+        If the command has an option ``--all``, raises ``CommandError`` unless either rooms or ``--all`` are given.
         """
         if ALL_ROOMS in self.arguments and bool(options["rooms"]) == options["all"]:
             raise CommandError("Name rooms, or give --all.", returncode=2)
@@ -108,7 +111,7 @@ class JobSubject:
     def _ask(self, command: BaseCommand, checked: Mapping[str, Any], *, is_sure: bool) -> None:
         """Shows what would be deleted and asks for confirmation. Raises ``CommandError`` if the answer is no.
 
-        Does not ask without a terminal, where a script could not answer.
+        Does not ask if standard input is no terminal, because a script could not answer.
         """
         if is_sure or checked[DRY_RUN]:
             return

@@ -1,6 +1,7 @@
-"""Adds up by how many rows the finished jobs changed each table, for metrics that outlive the rows of jobs.
+"""Adds up how many rows of each table finished jobs added or removed.
 
-The figures are those that a job notes before and after its work. A figure that is not an integer in both is left out.
+Metrics show these sums, which outlive the rows of the jobs. They come from the figures that a job stores before and
+after its work. A figure that is not an integer both times is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ KIND = "job rows"
 
 
 def count_rows(job: int, using: str) -> None:
-    """Adds the changes that a job has noted to the sums. A dry run has changed nothing."""
+    """Adds the changes that a job has stored to the sums. For a dry run, which changes nothing, it does nothing."""
     found = Job.objects.using(using).values_list("kind", "arguments", "before", "after")
     kind, arguments, before, after = found.get(pk=job)
     if arguments.get(DRY_RUN):
@@ -35,9 +36,9 @@ def count_rows(job: int, using: str) -> None:
 
 
 def changed_rows(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """Yields (table, ``added`` or ``removed``, rows) for each figure that differs, in the order of the tables' names."""
+    """Yields (table, ``added`` or ``removed``, rows) for each figure that differs, sorted by the table's name."""
     for table in sorted(before.keys() & after.keys()):
         old, new = before[table], after[table]
-        # "|" separates the parts of a sum's name, so no table may have it in its own
+        # "|" separates the parts of a sum's name, so the name of a table must not contain it
         if isinstance(old, int) and isinstance(new, int) and old != new and "|" not in table:
             yield table, "added" if new > old else "removed", abs(new - old)

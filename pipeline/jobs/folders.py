@@ -1,7 +1,7 @@
-"""Decides which folders a job may name: those of the site, or any.
+"""Decides which folders a job may name: only folders of the site, or any folder.
 
-A user who may queue a job need not be allowed to write or read everywhere, so a queued job stays below folders of the site.
-A command that runs a job at once has the rights of its user, without this limit.
+A user who may queue a job need not be allowed to write or read everywhere. So a queued job is limited to folders of the
+site. A command that runs a job at once has the rights of its user, without this limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _any_folder: ContextVar[bool] = ContextVar("any_folder", default=False)
 def any_folder() -> Iterator[None]:
     """Lets jobs name any folder within the block, with the rights of the process's user.
 
-    Relative paths then count from the current directory.
+    Relative paths are then relative to the current directory.
     """
     token = _any_folder.set(True)
     try:

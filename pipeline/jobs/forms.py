@@ -1,7 +1,8 @@
 """Forms for the arguments of jobs, one for each kind, so that a user of the admin need not write JSON.
 
-Empty fields are left out. The kind's check fills in defaults and refuses unusable values. A kind whose ``arguments`` are
-null takes JSON. ``dry_run`` is no field: the page where a job is queued decides whether it is a dry run.
+Empty fields are left out. The kind's check fills in defaults and refuses unusable values. A kind whose ``arguments``
+are null has a single field, which takes JSON. There is no field for ``dry_run``: the page where a job is queued decides
+whether the job is a dry run.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class JobForm(forms.Form):
     job_fields: list[Argument] | None = None
 
     def job_arguments(self) -> dict[str, Any]:
-        """Returns the entered values as the kind takes them. Raises ``ValueError`` for text that is no JSON object."""
+        """Returns the entered values in the form that the kind takes.
+
+        Raises ``ValueError`` if the JSON field holds no JSON object.
+        """
         if self.job_fields is None:
             return _object(self.cleaned_data[ARGUMENTS])
         entered = [(one, self.cleaned_data[one.name]) for one in self.job_fields]
@@ -38,7 +42,7 @@ class JobForm(forms.Form):
         return {one.name: value for one, value in found if not _is_empty(one, value)}
 
     def refuse(self, reason: str) -> None:
-        """Shows an error beside the field whose name is its first word.
+        """Shows an error beside the field that the first word of ``reason`` names.
 
         If there is no such field, shows it beside the JSON field or above the form.
         """

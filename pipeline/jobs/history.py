@@ -1,11 +1,13 @@
 """Removes the rows of old jobs, so that the history of jobs stays bounded.
 
-A job is over if its state is done, failed or cancelled. It is due some days after it was over, or when more jobs are over
-than the settings allow; then the oldest go first. The rows that refer to a job go with it: what it refused, loaded and read.
-Waiting and running jobs stay, and so does a job whose lock a process holds, because that process is just resuming it.
+A job is over if its state is done, failed or cancelled. It is removed some days after its end. It is removed earlier if
+more jobs are over than the settings allow; the oldest go first. The rows that refer to the job are removed with it:
+they tell what the job refused, loaded and read. Waiting and running jobs stay. So does a job whose lock a process
+holds, because that process is resuming it.
 
-A job that was killed a day ago and was not resumed has failed, and is marked so first. ``manage.py runjobs`` calls this at
-most once an hour, while nothing is queued. If it is stopped in the middle, the next call removes the rest.
+A job that was killed over a day ago and was not resumed is first marked as failed. ``manage.py runjobs`` removes old
+jobs at most once an hour, while nothing is queued. If a removal is stopped in the middle, the next one removes the
+rest.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _ROWS_AT_ONCE = 10_000
 #: The time since its last update after which a killed job counts as failed.
 _KILLED_FOR = timedelta(days=1)
 _OVER = "state IN ('done', 'failed', 'cancelled')"
-#: A job's row stays while there are tables with its number in their names. The next job of the kind drops those.
+#: A job's row stays as long as there are staging tables with its number in their names. The next job of its kind drops
+#: them.
 _DUE = f"""
 SELECT id FROM pipeline_job job WHERE {_OVER} AND id > %(after)s AND (
     coalesce(finished_at, updated_at) < clock_timestamp() - %(days)s * interval '1 day'
@@ -45,9 +48,9 @@ _IS_OVER = f"SELECT count(*) FROM pipeline_job WHERE id = %s AND {_OVER}"
 
 
 def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = lambda: False) -> int:
-    """Removes the jobs that are due by the settings, in small transactions; ``stopping`` is asked before each job.
+    """Removes the jobs that are old by the settings, in small transactions. Returns how many.
 
-    Returns the number of jobs removed. Must not be called inside a transaction.
+    Ends early if ``stopping`` returns true; it is called before each job. Must not be called inside a transaction.
     """
     removed = 0
     close_killed(lock, using, updated_at__lt=Now() - _KILLED_FOR)
@@ -55,7 +58,8 @@ def remove_old_jobs(lock: JobLock, using: str, stopping: Callable[[], bool] = la
         for job in _due(cursor):
             if stopping():
                 break
-            # The lock keeps a process from resuming the job while its rows go. A process that holds it is resuming the job.
+            # While the lock is held here, no process can resume the job. If another process holds it, that process is
+            # resuming the job.
             if lock.take(job):
                 try:
                     removed += _remove(cursor, job)
@@ -83,13 +87,13 @@ def _due(cursor: Any) -> Iterator[int]:
 def _remove(cursor: Any, job: int) -> bool:
     """Deletes a job and the rows that refer to it, each statement in a transaction of its own.
 
-    Returns false if the job is no longer over, because it was begun again since it was listed.
+    Returns false if the job is no longer over, because a process resumed it after it was listed.
     """
     # A lists the job, B resumes it, fails again and releases the lock, A takes the lock: the row is read again under the lock.
     cursor.execute(_IS_OVER, [job])
     if cursor.fetchone() == (0,):
         return False
-    # The row of the job goes last. A removal that is stopped here is thus found and continued by the next one.
+    # The row of the job is deleted last. So if a removal is stopped here, the next one finds the job and continues.
     for table, column in _relations():
         statement = _ROWS.format(table=table, column=column)
         cursor.execute(statement, [job])
@@ -100,6 +104,6 @@ def _remove(cursor: Any, job: int) -> bool:
 
 
 def _relations() -> Iterator[tuple[str, str]]:
-    """Yields the tables with a foreign key to jobs, each with the name of that column."""
+    """Yields the tables with a foreign key to jobs, each with the name of the key's column."""
     for relation in Job._meta.related_objects:
         yield relation.field.model._meta.db_table, str(relation.field.column)

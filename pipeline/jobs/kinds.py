@@ -1,6 +1,6 @@
 """The kinds of job whose work is done by other packages: checking the streams, and censoring.
 
-Each kind is a thin wrapper around the function that the command of its name calls.
+Each kind is a thin wrapper around a function that a command calls too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class CheckStreamsKind(JobKind):
 
 
 class CensorKind(JobKind):
-    """The kind of job that replaces the JSON of events that were redacted long enough ago by their pruned form."""
+    """The kind of job that censors: it replaces the stored JSON of redacted events by their pruned form.
+
+    An event is due when it was redacted long enough ago.
+    """
 
     name = "censor"
     help = "Replace the stored JSON of events that were redacted long enough ago by their pruned form."
@@ -53,7 +56,7 @@ class CensorKind(JobKind):
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Counts the events that are due and returns the summary of a run without effect."""
+        """Counts the events that are due. Returns the summary of a dry run."""
         found = {"due": due(timedelta(days=run.arguments["days"]), run.using)}
         run.note_before(found)
         run.note_after(found)

@@ -1,6 +1,7 @@
-"""Reports the progress of a job: stage, rate and time left, on a terminal, as plain lines, and in the job's row.
+"""Reports the progress of a job: stage, rate and time left.
 
-The work of a stage is done in the caller's thread, or in Spark. A second thread asks at intervals how much is done.
+The reports go to a terminal or as plain lines to a file, and to the job's row. The work of a stage is done in the
+caller's thread, or in Spark. A second thread asks at intervals how much is done.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from streams.runtime.logs import get_logger
 __all__ = ["Progress", "Stage", "describe"]
 
 log = get_logger(__name__)
-#: Seconds between two reports: as lines, and on a terminal, where one line is overwritten.
+#: Seconds between two reports: for plain lines, and for a terminal, where one line is overwritten.
 _PLAIN_SECONDS = 2.0
 _TERMINAL_SECONDS = 0.2
 Store = Callable[[str, int, "int | None", "float | None"], None]
@@ -32,9 +33,9 @@ class Stage(Protocol):
 
 
 class Progress:
-    """A reporter of stages. It writes lines to ``stream`` and figures through ``store``.
+    """A reporter of stages. It writes lines to ``stream``, and figures through ``store``.
 
-    ``store`` gets the stage's name, the amount done, the total and the rate per second; the last two may be null.
+    ``store`` gets the stage's name, the amount done, the total and the rate per second. Total and rate may be null.
     """
 
     def __init__(self, stream: TextIO, store: Store, *, quiet: bool = False) -> None:
@@ -52,7 +53,7 @@ class Progress:
     def stage(self, name: str, total: int | None, unit: str, done: Stage) -> Iterator[None]:
         """Reports on a stage while the block runs, and once more at its end unless the block raises.
 
-        ``done`` is called from another thread. ``total`` is null if it is not known.
+        ``done`` is called from another thread. ``total`` is null if the total is not known.
         """
         begun = time.monotonic()
         ended = threading.Event()
@@ -61,7 +62,8 @@ class Progress:
         try:
             yield
         finally:
-            # The reporter ends first. Otherwise it could store an older figure after the last one, which is stored below.
+            # Wait for the reporter. Otherwise it could store an older figure after the last figure, which is stored
+            # below.
             ended.set()
             reporter.join()
         reached, seconds = total if total is not None else done(), time.monotonic() - begun
@@ -88,7 +90,7 @@ class Progress:
 
 
 def describe(name: str, done: int, total: int | None, unit: str, seconds: float) -> str:
-    """Returns one line with the amount done, the rate and, where they are known, the total and the seconds left."""
+    """Returns one line with the amount done and the rate, and if they are known, the total and the seconds left."""
     rate = done / seconds if seconds > 0 else 0.0
     text = f"{name}: {done:,}"
     text += f" of {total:,} {unit}" if total is not None else f" {unit}"

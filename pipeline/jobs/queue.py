@@ -1,8 +1,9 @@
-"""Serves the queue of jobs: ``manage.py runjobs`` runs, one after another, the jobs that the admin or another service queued.
+"""Serves the queue of jobs: ``manage.py runjobs`` runs the jobs that the admin or another service queued.
 
-Any number of processes may serve the queue; one of them runs a given job. A job that was killed with its process is queued
-again; after ``MOST_ATTEMPTS`` attempts it has failed. A process that is asked to stop leaves its job at the next step and
-queues it again. While the database is away, the process waits for it. Old jobs are removed (``pipeline.jobs.history``).
+Any number of processes may serve the queue. A job is run by one of them at a time, and a process runs one job after
+another. If a job was killed with its process, it is queued again, and after ``MOST_ATTEMPTS`` attempts it is marked as
+failed. A process that is to stop ends its job at the next step and queues it again. While the database is away, the
+process waits for it. Old jobs are removed (``pipeline.jobs.history``).
 
 Assumes that the work of a job can be repeated (``pipeline.jobs.run``).
 """
@@ -31,26 +32,28 @@ __all__ = ["MOST_ATTEMPTS", "JobServer", "requeue_killed"]
 
 log = get_logger(__name__)
 MOST_ATTEMPTS = 3
-#: Seconds between looks at the queue without a notification. A killed job is noticed only then, a queued one at once.
+#: Seconds after which the queue is read even without a notification. A queued job is noticed by its notification, a
+#: killed one only by this.
 _LOOK_SECONDS = 10.0
 #: Seconds between two attempts to reach a database that is away.
 _AWAY_SECONDS = 1.0
-#: The least time between two looks at an empty queue. Every role that may connect to the database can send notifications, so
-#: their number must not decide how often the queue is read.
+#: The least number of seconds between two reads of an empty queue. Every role that may connect to the database can send
+#: notifications, so their number must not decide how often the queue is read.
 _LOOK_GAP_SECONDS = 0.2
 #: Seconds between two removals of old jobs.
 _REMOVE_SECONDS = 3_600.0
 
 
 def requeue_killed(lock: JobLock, using: str) -> list[int]:
-    """Queues the jobs again whose process was killed. Those that had ``MOST_ATTEMPTS`` attempts are marked as failed.
+    """Queues the jobs again whose process was killed, and returns them.
 
-    Returns the jobs that were queued again.
+    A job that had ``MOST_ATTEMPTS`` attempts is marked as failed instead. Jobs that a command runs are left as they
+    are.
     """
     found = []
     for job in sorted(killed_jobs(using)):
-        # Evaluated once without the lock, to skip jobs of commands, and by the updates again under it: another process may have
-        # queued the job again in between.
+        # The query runs first without the lock, to skip jobs of commands. The updates below run it again under the
+        # lock: another process may have queued the job again in between.
         row = Job.objects.using(using).filter(pk=job, queued_at__isnull=False, state=JobState.RUNNING)
         if not row.exists() or not lock.take(job):
             continue
@@ -69,7 +72,7 @@ class _QueueListener(NotifyListener[None]):
     """A listener for notifications that a job was queued. Their payload is ignored: the table says which jobs wait."""
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[None]:
-        """Returns a list with one element for any number of notifications, and an empty one for none."""
+        """Returns one element for any number of notifications, and an empty list if there were none."""
         return [None] if heard else []
 
 
@@ -95,9 +98,10 @@ class JobServer:
         self._heard.set()
 
     def run(self, *, once: bool) -> None:
-        """Runs the queued jobs; then waits for more, unless ``once``.
+        """Runs the queued jobs, then waits for more. With ``once``, returns when the queue is empty.
 
-        Raises database errors when it starts, and at any time with ``once``. Otherwise it waits until the database is back.
+        Raises database errors when it starts, and with ``once`` at any time. Otherwise it waits until the database is
+        back.
         """
         listener = _QueueListener(QUEUE_CHANNEL, lambda _: self._heard.set(), self._using, "jobs")
         listener.start()
@@ -113,11 +117,12 @@ class JobServer:
         while not self._stopping:
             time.sleep(max(0.0, look_due - time.monotonic()))
             look_due = time.monotonic() + _LOOK_GAP_SECONDS
-            # Cleared before the look: a job that is queued during the look sets it again, so the wait below ends at once.
+            # Cleared before the queue is read: a job that is queued during the read sets it again, so the wait below
+            # ends at once.
             self._heard.clear()
             requeue_killed(lock, self._using)
             if self._serve_next(lock):
-                look_due = 0.0  # there was a job, so the next look need not wait
+                look_due = 0.0  # there was a job, so the queue is read again without a pause
                 continue
             self._remove_old_jobs(lock)
             if once:
@@ -134,7 +139,7 @@ class JobServer:
             log.info("jobs.removed", jobs=removed, why="they were over long ago")
 
     def _serve_while_it_lasts(self, *, once: bool) -> bool:
-        """Serves the queue with a connection for locks of its own.
+        """Serves the queue with a connection of its own for the locks, as long as that connection lasts.
 
         Returns false if the connection to the database was lost and the caller is to try again.
         """
@@ -153,7 +158,7 @@ class JobServer:
     def _serve_next(self, lock: JobLock) -> bool:
         """Runs the oldest queued job that no other process holds. Returns false if there is none.
 
-        Kinds that this version of the program does not know are left to a newer one.
+        A job of a kind that this version of the program does not know is left for a newer version.
         """
         queued = Job.objects.using(self._using).filter(state=JobState.QUEUED, kind__in=list(job_kinds())).order_by("pk")
         for number in list(queued.values_list("pk", flat=True)[:100]):

@@ -1,7 +1,7 @@
-"""Reads and writes the rows of jobs, and holds the lock that tells a job at work from a killed one (driver, with Django).
+"""Reads and writes the rows of jobs, and holds their locks (driver, with Django).
 
-The lock is an advisory lock of a session that lives as long as the process. A job in state ``running`` whose lock is free
-was killed.
+The lock of a job is an advisory lock of a session that lives as long as the process. It tells a job at work from a
+killed one: a job in state ``running`` whose lock is free was killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _KEY = marked_lock("'replsite.job:' || %s::text")
 _LOCK = f"SELECT pg_try_advisory_lock({_KEY})"
 _UNLOCK = f"SELECT pg_advisory_unlock({_KEY})"
 _LOCK_UNTIL_COMMIT = f"SELECT pg_try_advisory_xact_lock({_KEY})"
-#: Cancels a job that no process works on: it waits, or it was killed (``free``). Of a job at work only the request is stored.
+#: Cancels a job that no process works on: a waiting one, or a killed one (``free``: its lock is free). For a job at
+#: work, only the request is stored.
 _ASK_TO_END = """
 UPDATE pipeline_job SET cancel_asked_by = %(by)s, updated_at = clock_timestamp(),
     state = CASE WHEN state = 'queued' OR %(free)s THEN 'cancelled' ELSE state END,
@@ -54,19 +55,22 @@ WHERE id = %(job)s AND state IN ('queued', 'running') RETURNING state
 
 
 class JobLock:
-    """A database connection that holds the locks of the jobs that this process works on. It lives as long as the process."""
+    """A database connection that holds the locks of the jobs that this process works on.
+
+    It lives as long as the process.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
     def take(self, job: int) -> bool:
-        """Takes the job's lock for this process, without waiting. Returns false if a living process holds it."""
+        """Takes the job's lock for this process, without waiting. Returns false if another session holds it."""
         with self._connection.cursor() as cursor:
             cursor.execute(_LOCK, [job])
             return bool(cursor.fetchone()[0])
 
     def is_held(self) -> bool:
-        """Returns true while the connection is alive. If it ends for any reason, all its locks are gone."""
+        """Returns true while the connection is alive. If it ends, all locks that it holds are gone."""
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute("SELECT")
@@ -75,14 +79,14 @@ class JobLock:
         return True
 
     def give_back(self, job: int) -> None:
-        """Releases the lock of a job that this process does not work on, or no longer."""
+        """Releases the lock of a job that this process does not work on, or no longer works on."""
         with self._connection.cursor() as cursor:
             cursor.execute(_UNLOCK, [job])
 
 
 @contextmanager
 def hold_lock(using: str) -> Iterator[JobLock]:
-    """Opens a connection for the locks of jobs, and closes it at the end of the block. That releases all of them."""
+    """Opens a connection for the locks of jobs. Closes it at the end of the block, which releases the locks."""
     connection = direct_connection(using, application_name="replsite job")
     try:
         yield JobLock(connection)
@@ -92,7 +96,7 @@ def hold_lock(using: str) -> Iterator[JobLock]:
 
 @contextmanager
 def storable_arguments() -> Iterator[None]:
-    """Raises ``UnusableArguments`` if the row that the block writes cannot hold the arguments of a job."""
+    """Raises ``UnusableArguments`` if PostgreSQL cannot store the arguments in the row that the block writes."""
     try:
         yield
     except DataError as error:
@@ -102,7 +106,7 @@ def storable_arguments() -> Iterator[None]:
 
 
 def at_work_here() -> dict[str, Any]:
-    """Returns the column values of a job that this process runs: state, host, process ID and time."""
+    """Returns the column values of a job that this process runs: state, host, process ID and time of update."""
     return {"state": JobState.RUNNING, "host": socket.gethostname(), "process_id": os.getpid(), "updated_at": Now()}
 
 
@@ -121,17 +125,17 @@ def begin_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str
 
 
 def claim_resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], using: str) -> Job | None:
-    """Takes over the newest job of this kind that ended early with exactly these arguments.
+    """Takes over the newest job of this kind that failed or was killed and has exactly these arguments.
 
-    Returns the job, whose lock this process then holds, or null if there is none. A job ended early if it failed or was
-    killed. A request to cancel the earlier run does not hold for this one.
+    Returns the job, whose lock this process then holds, or null if there is none. A request to cancel the earlier run
+    does not apply to the new one.
     """
     ended = Job.objects.using(using).filter(kind=kind, arguments=dict(arguments))
     ended = ended.filter(state__in=[JobState.RUNNING, JobState.FAILED])
     for job in ended.order_by("-pk"):
         if lock.take(job.pk):
-            # A lists the job and takes its lock, B asks to cancel it and finds it at work. So A clears only the request that it
-            # has listed, and ends at its next step.
+            # A lists the job and takes its lock. B then asks to cancel the job and finds it at work. So A clears a
+            # request only if it was there when A listed the job. Because of B's request, A ends at its next step.
             asked = Case(
                 When(cancel_asked_by=job.cancel_asked_by, then=Value("", TextField())), default=F("cancel_asked_by")
             )
@@ -145,10 +149,10 @@ def claim_resumable_job(lock: JobLock, kind: str, arguments: Mapping[str, Any], 
 
 
 def claim_abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: str) -> list[int]:
-    """Returns the unfinished jobs of a kind that no process works on, except ``keep``.
+    """Returns the failed and killed jobs of a kind that no process works on, except ``keep``.
 
-    Those that were killed are marked as failed. The lock of each stays with this process, so that no other process resumes a
-    job whose tables the caller is about to drop. A queued job that was killed is left out: ``runjobs`` begins it again.
+    Marks the killed ones as failed. This process keeps the lock of each job. So no other process resumes a job whose
+    tables the caller is about to drop. A queued job that was killed is left out, because ``runjobs`` begins it again.
     """
     found = []
     unfinished = Job.objects.using(using).filter(kind=kind, state__in=[JobState.RUNNING, JobState.FAILED])
@@ -164,7 +168,8 @@ def claim_abandoned_jobs(lock: JobLock, kind: str, keep: Sequence[int], using: s
 def close_killed(lock: JobLock, using: str, **which: Any) -> int:
     """Marks killed jobs as failed, at the time of their last update. Returns how many.
 
-    ``which`` is a filter on jobs. A queued job that was killed is left out: ``runjobs`` begins it again.
+    ``which`` are conditions of Django's ``filter``. A queued job that was killed is left out, because ``runjobs``
+    begins it again.
     """
     closed = 0
     killed = Job.objects.using(using).filter(state=JobState.RUNNING, queued_at__isnull=True, pk__in=killed_jobs(using))
@@ -188,7 +193,7 @@ def show_progress(job: int, using: str, **values: Any) -> None:
 def end_run(job: Job, using: str, **values: Any) -> bool:
     """Writes into the row how this run of the job ended.
 
-    Returns false, and writes nothing, if another run has the job by now, or if the job is no longer running.
+    Returns false, and writes nothing, if another run has taken the job over, or if the job is no longer running.
     """
     # Host, process and attempt name this run. A loses its lock, B begins the job, A ends: A's update must match no row.
     own = Job.objects.using(using).filter(pk=job.pk, state=JobState.RUNNING, host=job.host, process_id=job.process_id)
@@ -211,7 +216,7 @@ class CancelOutcome(StrEnum):
 
 
 def cancel_job(job: int, by: str, using: str) -> CancelOutcome:
-    """Ends a job that waits, or whose process was killed. Asks a running job to stop at its next step.
+    """Ends a job that waits, or whose process was killed. A running job is asked to stop at its next step.
 
     ``by`` is the user who asks. Raises ``UnknownJob``.
     """

@@ -1,10 +1,10 @@
 """Runs jobs: kinds of job, and one run of a job with progress, figures before and after, and cancellation.
 
-A command runs a job at once (``run_job``). The admin and other services queue one (``queue_job``) for ``manage.py runjobs``.
-Both use the same code, so a job looks the same wherever it was requested.
+A command runs a job at once (``run_job``). The admin and other services queue a job (``queue_job``) for ``manage.py
+runjobs``. Both use the same code, so a job looks the same wherever it was requested.
 
-A kind does its work in small transactions, and calls ``Count.add`` after each of them, outside of the transaction. If the
-job was cancelled, this call raises. The work must be repeatable: a job that was killed is run again.
+A kind does its work in small transactions, and calls ``Count.add`` after each of them, outside of the transaction. If
+the job was cancelled, this call raises. The work must be repeatable, because a job that was killed is run again.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ __all__ = [
 log = get_logger(__name__)
 QUEUE_CHANNEL = "replsite_jobs"
 MOST_QUEUED = 1_000
-"""The most jobs that may wait. ``queue_job`` refuses one more."""
+"""The most jobs that may wait. If as many wait, ``queue_job`` refuses another."""
 _MOST_OF_ARGUMENTS = 100_000
-#: A run asks the database at most this often whether it is to end.
+#: A run checks whether it is to end at most once in this number of seconds.
 _LOOK_SECONDS = 1.0
 _WHY: Mapping[type[BaseException], str] = {
     KeyboardInterrupt: "Interrupted. What was done stays; the job can be run again."
@@ -77,7 +77,7 @@ _WHY: Mapping[type[BaseException], str] = {
 class JobKind:
     """A kind of job: its arguments, its dry run and its work.
 
-    The options of the command, the form in the admin and the check are all made from ``arguments``.
+    The options of the command, the form in the admin and the check of arguments all follow from ``arguments``.
     """
 
     name = ""
@@ -103,9 +103,9 @@ class JobKind:
         """Raises ``UnusableArguments`` for arguments that do not go together. May fill in values that follow from others."""
 
     def look(self, arguments: Mapping[str, Any], using: str) -> None:
-        """Raises for checked arguments what the work would raise at its start. Changes nothing.
+        """Raises the errors that the work would raise at its start for these checked arguments. Changes nothing.
 
-        So a typing error does not become a failed job.
+        So a typing error is reported at once, and does not become a failed job.
         """
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
@@ -121,7 +121,11 @@ class JobKind:
         return [json.dumps(summary)]
 
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-        """Raises ``UnusableArguments`` for names that the work has not found, and ``PipelineError`` for what it left wrong."""
+        """Raises an error if the outcome of the work is not satisfactory. Called with the summary, after the work.
+
+        Raises ``UnusableArguments`` for names that the work has not found, and ``PipelineError`` for what is still
+        wrong.
+        """
 
 
 _kinds: dict[str, JobKind] = {}
@@ -155,14 +159,14 @@ def check_arguments(name: str, arguments: Mapping[str, Any], using: str) -> Mapp
 
 
 class Count:
-    """The amount of a stage that is done. Each addition is a step: it raises if the job is to end."""
+    """The amount of a stage that is done. Each addition is a step of the job, so it raises if the job is to end."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run
         self._done = 0
 
     def __call__(self) -> int:
-        """Returns the amount done so far. Called from another thread."""
+        """Returns the amount done so far. May be called from another thread."""
         return self._done
 
     def add(self, number: int = 1) -> None:
@@ -173,18 +177,21 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLink:
-    """The link of a run to its process: the lock of the job, and a function that returns true when the process is to stop."""
+    """The link of a run to its process.
+
+    ``lock`` holds the lock of the job. ``stopping`` returns true if the process is to stop.
+    """
 
     lock: JobLock | None = None
     stopping: Callable[[], bool] = lambda: False
 
     def has_lost(self) -> bool:
-        """Returns true if there was a lock and it is gone with its connection."""
+        """Returns true if the lock was lost, because its connection ended. A run without a lock cannot lose it."""
         return self.lock is not None and not self.lock.is_held()
 
 
 class JobRun:
-    """One run of a job in this process, as its kind sees it."""
+    """One run of a job in this process. A kind of job gets it for its work."""
 
     def __init__(self, job: Job, using: str, stream: TextIO, keeper: ProcessLink | None = None) -> None:
         if not isinstance(job.arguments, dict):
@@ -202,7 +209,7 @@ class JobRun:
     def stage(self, name: str, total: int | None, unit: str) -> Iterator[Count]:
         """Reports on one part of the work, with rate and time left. The block adds to the count that it gets.
 
-        ``total`` is null if it is not known.
+        ``total`` is null if the total is not known.
         """
         count = Count(self)
         self._unit = unit
@@ -211,7 +218,7 @@ class JobRun:
 
     @contextmanager
     def watch(self, name: str, total: int | None, unit: str, done: Callable[[], int]) -> Iterator[None]:
-        """Reports like ``stage`` on work that is done elsewhere, and makes a step at the end.
+        """Reports like ``stage`` on work that is done elsewhere, and calls ``step`` at its end.
 
         ``done`` returns the amount done. It is called at intervals in another thread.
         """
@@ -221,11 +228,11 @@ class JobRun:
         self.step()
 
     def spark_steps(self, spark: SparkSession, also: Callable[[], None] = lambda: None) -> AbstractContextManager[None]:
-        """Makes steps in another thread while the block waits for Spark.
+        """Calls ``step`` at intervals in another thread while the block waits for Spark.
 
-        An error that ends the job also cancels its Spark tasks. Works only for Spark jobs that the block's own thread
-        starts. Before each step ``also`` is called, which may raise a ``PipelineError`` of its own. Raises what ``also``
-        or ``step`` raises.
+        If ``step`` raises, the block's Spark tasks are cancelled and the block ends with that error. This works only
+        for Spark jobs that the block's own thread starts. ``also`` is called before each ``step``, and may raise a
+        ``PipelineError`` of its own, with the same effect.
         """
 
         def look() -> None:
@@ -240,7 +247,8 @@ class JobRun:
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        # The lock first: without it another process may run the job, and what its row says is not for this run.
+        # The lock is checked first. Without it another process may run the job, and a request in the row is meant for
+        # that run.
         if self._keeper.has_lost():
             raise JobLost(f"Job {self.id} has lost its lock, so another process may run it now; this one stops.")
         by = Job.objects.using(self.using).values_list("cancel_asked_by", flat=True).get(pk=self.id)
@@ -254,11 +262,11 @@ class JobRun:
         self._progress.say(text)
 
     def note_before(self, figures: Mapping[str, Any]) -> None:
-        """Stores figures from before the work. A job that goes on after it was killed keeps its first ones."""
+        """Stores figures from before the work. If an earlier run of the job has stored figures, these are kept."""
         Job.objects.using(self.using).filter(pk=self.id, before__isnull=True).update(before=dict(figures))
 
     def note_after(self, figures: Mapping[str, Any]) -> None:
-        """Stores the same figures after the work."""
+        """Stores figures from after the work, under the names that ``note_before`` used."""
         show_progress(self.id, self.using, after=dict(figures))
 
     def _store(self, stage: str, done: int, total: int | None, rate: float | None) -> None:
@@ -279,8 +287,9 @@ def run_job(
 ) -> Mapping[str, Any]:
     """Runs a job now, in this process. Returns its summary.
 
-    ``using`` and ``stream`` default to the database of the streams and to standard error. With ``resume`` the newest job
-    that ended early with these arguments is continued, if there is one. ``work`` replaces the work of the kind.
+    ``using`` defaults to the database of the streams, and ``stream`` to standard error. With ``resume``, the newest job
+    with these arguments that failed or was killed is continued, if there is one. ``work`` replaces the work of the
+    kind.
 
     Raises what ``check_arguments`` does, then ``JobCancelled``, ``JobLost`` and the errors of the work, which are also
     stored in the row.
@@ -299,7 +308,7 @@ def run_job(
 def queue_job(
     name: str, arguments: Mapping[str, Any], by: str, using: str | None = None, *, confirmed_from: int | None = None
 ) -> Job:
-    """Queues a job for ``manage.py runjobs``, and notifies it when the caller's transaction commits.
+    """Queues a job for ``manage.py runjobs``, which is notified when the caller's transaction commits.
 
     ``by`` is the user who asks. ``confirmed_from`` is the dry run that this job carries out; only one job may do that.
 
@@ -339,10 +348,11 @@ def _work(run: JobRun) -> Mapping[str, Any]:
 def carry_out(
     job: Job, using: str, stream: TextIO, work: Work | None = None, keeper: ProcessLink | None = None
 ) -> Mapping[str, Any]:
-    """Does the work of a job whose lock this process holds, and writes into its row how it ended. Returns the summary.
+    """Does the work of a job whose lock this process holds, and writes into the job's row how it ended.
 
-    ``work`` replaces the work of the kind. Raises the errors of the work, and ``JobLost`` if another process has begun
-    the job meanwhile. A run that lost its lock writes nothing, because the row belongs to the next run.
+    Returns the summary. ``work`` replaces the work of the kind. Raises the errors of the work, and ``JobLost`` if
+    another process has begun the job meanwhile. The run then writes nothing, because the row belongs to the other
+    process.
     """
     keeper = keeper or ProcessLink()
     log.info("job.began", job=job.pk, kind=job.kind, asked_by=job.asked_by)
@@ -366,9 +376,9 @@ def carry_out(
 
 
 def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
-    """Marks a job as done, and counts the rows that it changed, in one transaction.
+    """Marks a job as done, and adds the rows that it changed to the sums, in one transaction.
 
-    Raises ``JobLost`` if another run has the job by now.
+    Raises ``JobLost`` if another run has taken the job over.
     """
     with transaction.atomic(using=using):
         if not end_run(job, using, state=JobState.DONE, summary=dict(summary), finished_at=Now(), stage="", error=""):
@@ -386,14 +396,17 @@ def _put_back(job: Job, using: str) -> None:
 
 
 def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> None:
-    """Marks a job as failed. A queued job whose lock is gone, as after a restart of the database, is left to be begun again."""
+    """Marks a job as failed.
+
+    If the lock is gone, as after a restart of the database, a queued job is not marked, so that it is begun again.
+    """
     why = masked(str(error)) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():
         log.error("job.failed", job=job.pk, kind=job.kind, error=why)
         end_run(job, using, state=JobState.FAILED, error=why[:2000], finished_at=Now())
         return
     log.error("job.lost", job=job.pk, kind=job.kind, error=why)
-    connections[using].close()  # what ended the lock's connection may have ended this one
+    connections[using].close()  # the cause that ended the lock's connection may have ended this one, too
     # A queued job is not marked: its row stays ``running`` without a lock, so ``requeue_killed`` queues it again.
     if job.queued_at is None:
         with suppress(DatabaseError, InterfaceError):  # without the database the row stays that of a killed job
@@ -401,13 +414,17 @@ def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> No
 
 
 def claim_queued_job(lock: JobLock, job: int, using: str) -> Job | None:
-    """Takes the lock of a queued job and marks it as running here. Returns null if another has it or it waits no more."""
+    """Takes the lock of a queued job and marks the job as running in this process.
+
+    Returns null if another process holds the lock, or if the job no longer waits.
+    """
     if not lock.take(job):
         return None
     # A lists the job, B takes it, runs it and releases the lock, A takes the lock. The state, read under the lock, shows A that
     # the job is done.
     queued = Job.objects.using(using).filter(pk=job, state=JobState.QUEUED)
-    # B is asked to end, and is killed or told to stop before its next step. The job was queued again, and is not to be begun.
+    # B runs the job and is asked to end it. Before its next step B is killed or stopped, so the job is queued again. It
+    # must not be begun then.
     asked = queued.exclude(cancel_asked_by="")
     if asked.update(state=JobState.CANCELLED, finished_at=Now(), updated_at=Now()):
         log.warning("job.cancelled", job=job, why="this was asked for before it was queued again")

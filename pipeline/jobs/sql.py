@@ -1,6 +1,6 @@
-"""SQL on the rows of jobs for queries of other packages (pure).
+"""SQL on the rows of jobs, for queries of other packages (pure).
 
-The table exists only where ``pipeline`` is installed.
+The table of jobs exists only if ``pipeline`` is installed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from streams.db.schema_mark import marked_lock
 
 __all__ = ["KILLED_JOBS"]
 
-#: Running jobs whose lock no session holds that may write them: a role that may only read can hold the lock, and does no work.
-#: ``pg_locks`` shows the 64-bit key of an advisory lock in two halves, ``classid`` and
-#: ``objid``; ``objsubid`` 1 says that it is one such key and not a pair of keys.
+#: Running jobs whose lock is held by no session that may write jobs. A session that may only read could take the lock
+#: too, but such a session does no work, so it does not count. ``pg_locks`` shows the 64-bit key of an advisory lock in
+#: two halves, ``classid`` and ``objid``; ``objsubid`` 1 says that it is one such key and not a pair of keys.
 KILLED_JOBS = f"""
 SELECT id FROM pipeline_job job WHERE state = 'running' AND NOT EXISTS (
     SELECT FROM pg_locks held JOIN pg_stat_activity holder USING (pid)

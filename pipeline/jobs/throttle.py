@@ -1,4 +1,4 @@
-"""Throttles maintenance, so that it takes less than half of a core and leaves the database to other work most of the time."""
+"""Throttles maintenance: it uses less than half of a core, and leaves the database to other work most of the time."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Step = TypeVar("Step")
 
 
 def throttled(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yields the steps, and rests after each for 1.15 times the time that it took, 1.5 seconds at most.
+    """Yields the steps, and after each one sleeps for 1.15 times the time that the step took, at most 1.5 seconds.
 
-    A step's time includes the caller's work on it.
+    The time of a step includes the caller's work on it.
     """
     began = time.monotonic()
     for step in steps:

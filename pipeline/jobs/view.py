@@ -1,4 +1,4 @@
-"""Jobs as a person sees them, with the same words in the terminal and in the admin."""
+"""Jobs as a person sees them. The terminal and the admin use the same words."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_FIGURE = 200
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """One job at the time ``as_of`` of the database."""
+    """One job as of the database's time ``as_of``."""
 
     job: Job
     as_of: datetime
@@ -34,7 +34,7 @@ class JobView:
 
     @property
     def word(self) -> str:
-        """The state, or ``killed``."""
+        """The job's state, or ``killed``."""
         return KILLED if self.is_killed else self.job.state
 
     @property
@@ -51,7 +51,7 @@ class JobView:
 
     @property
     def took(self) -> str:
-        """The same as hours, minutes and seconds; empty if the job has not begun."""
+        """The time that the job took, as hours, minutes and seconds. Empty if the job has not begun."""
         return str(timedelta(seconds=round(self.seconds))) if self.seconds is not None else ""
 
     @property
@@ -89,14 +89,17 @@ class Figure:
 
 
 def figures_of(before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> list[Figure]:
-    """Returns a figure for each name in ``before`` or ``after``, the names of ``before`` first, 200 figures at most."""
+    """Returns a figure for each name in ``before`` or ``after``, at most 200. The names of ``before`` come first."""
     old, new = (_named(found) for found in (before, after))
     names = list(dict.fromkeys([*old, *new]))[:_MOST_FIGURES]
     return [Figure(printable(name), *_pair(old.get(name), new.get(name))) for name in names]
 
 
 def _named(found: Any) -> Mapping[str, Any]:
-    """Returns stored figures as a mapping. Another service may have written any JSON into the row."""
+    """Returns stored figures as a mapping.
+
+    They may be any JSON, because another service may have written the row.
+    """
     if found is None or isinstance(found, Mapping):
         return found or {}
     return {"figures": found}
@@ -136,7 +139,7 @@ def job_view(job: int, using: str) -> JobView:
 
 
 def job_views(limit: int, using: str) -> list[JobView]:
-    """Returns the newest ``limit`` jobs: those that run first, then those that wait, then the others."""
+    """Returns the newest ``limit`` jobs: running jobs first, then waiting jobs, then the others."""
     killed = killed_jobs(using)
     rows = list(Job.objects.using(using).order_by("-pk")[:limit])
     # The sort is stable, so jobs with the same place stay newest first.
@@ -146,7 +149,10 @@ def job_views(limit: int, using: str) -> list[JobView]:
 
 
 def view_of(job: Job, as_of: datetime, killed: Collection[int] = ()) -> JobView:
-    """Returns a job as a person sees it. ``as_of`` is the database's time; ``killed`` are the jobs that no process works on."""
+    """Returns a job as a person sees it.
+
+    ``as_of`` is the database's time. ``killed`` are the jobs that no process works on.
+    """
     return JobView(job, as_of, job.pk in killed and job.state == JobState.RUNNING)
 
 

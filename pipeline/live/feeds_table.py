@@ -1,10 +1,11 @@
 """Keeps per-user feeds current in the live pipeline.
 
-It is the named reader ``feeds``, in place of ``manage.py runhandlers``.
+The live pipeline acts as the named reader ``feeds``, in place of ``manage.py runhandlers``. It takes the reader's name
+and lease, so only one of the two runs at a time. Each continues where the other stopped, because both move the reader's
+cursor in the transaction that writes the entries.
 
-It takes the reader's name and lease, so only one of the two runs at a time. Each continues where the other stopped,
-because the cursor that moves with the entries is the reader's own. Spark only tells that there are new facts and how far
-a batch goes. The feeds are written up to the linear position, in stretches, with the same SQL as by the reader.
+Spark only tells that there are new facts and how far a batch goes. The feeds are written up to the linear position, in
+ranges of at most 2,000 events, with the same SQL that the reader uses.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["FeedsTable", "ready_upto"]
 
 _STREAM = "events"
 _STRETCH_EVENTS = 2_000
-#: The number of events of the next stretch, and the position of its last one.
+#: The number of events in the next range, and the position of the last of them.
 _NEXT = """
 SELECT count(*), max(stream_ordering) FROM (
   SELECT stream_ordering FROM events_event WHERE stream_ordering > %(low)s AND stream_ordering <= %(upto)s
@@ -45,7 +46,7 @@ SELECT count(*), max(stream_ordering) FROM (
 
 
 class FeedsTable:
-    """The table of all feeds. Use it within `held`."""
+    """The feeds of all users, as a table of the live pipeline. Use it within a block of `held`."""
 
     name = FEEDS
     streams = (_STREAM,)
@@ -61,7 +62,7 @@ class FeedsTable:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Takes the name of the reader ``feeds`` for the block. Raises ``ReaderNameTaken``."""
+        """Holds the name of the reader ``feeds`` for the block. Raises ``ReaderNameTaken``."""
         self._lock = ReaderLock(FEEDS, self._using, self._positions)
         self._owner = self._lock.take()
         try:
@@ -84,7 +85,7 @@ class FeedsTable:
         return self._lock is not None and self._lock.lost.is_set()
 
     def begin(self, cursor: Any) -> Vectors:
-        """Returns the position of the reader's cursor.
+        """Returns the position of the reader's cursor, and stores it in the ledger.
 
         A new cursor starts at the present position of the stream, as for every reader.
         """
@@ -110,22 +111,25 @@ class FeedsTable:
         return facts
 
     def find(self, batch: DataFrame) -> None:
-        """Does nothing. Only the end of the batch counts."""
+        """Does nothing, because only the end of the batch is needed."""
 
     def write(self, cursor: Any, found: None, offsets: BatchOffsets) -> None:
-        """Lists the events up to the end of the batch, as far as they are complete."""
+        """Adds the events up to the end of the batch to the feeds, except events that are not complete yet."""
         self._advance(cursor, offsets.end[_STREAM])
 
     def catch_up(self, cursor: Any) -> bool:
-        """Lists events that waited for another writer and are complete by now.
+        """Adds events to the feeds that had to wait for another writer and are complete by now.
 
-        Returns true if all are listed. Needs an open transaction.
+        Returns true if the feeds have reached the linear position. Needs an open transaction.
         """
         vector = hold_ledger(cursor, self.name).get(_STREAM, {})
         return self._advance(cursor, vector) >= linear_position(_stored(cursor).values())
 
     def _advance(self, cursor: Any, vector: Mapping[str, int]) -> int:
-        """Lists all events that are complete and in ``vector``. Returns the position of the feeds."""
+        """Adds all events to the feeds that are complete and within ``vector``.
+
+        Returns the position that the feeds have reached.
+        """
         stored, kept = _stored(cursor), read_cursor(cursor, FEEDS, _STREAM)
         token = VectorToken(0) if kept is None else kept[0]
         low, upto, listed = token.base, ready_upto(stored, vector), 0
@@ -150,7 +154,7 @@ def _stored(cursor: Any) -> dict[str, Any]:
 
 
 def ready_upto(stored: Mapping[str, Stored], vector: Mapping[str, int]) -> int:
-    """Returns the largest position up to which all facts are complete and contained in ``vector``."""
+    """Returns the largest position up to which all facts are complete and within ``vector``."""
     # A writer with facts that are not in ``vector`` limits the result to the end of its own part of the vector.
     behind = [vector.get(writer, 0) for writer, at in stored.items() if at.position > vector.get(writer, 0)]
     return min([linear_position(stored.values()), *behind])

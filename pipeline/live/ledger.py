@@ -1,7 +1,8 @@
-"""Records micro-batches so that each counts once: its effect and its end vectors are written in one transaction.
+"""Records micro-batches so that each is applied exactly once: its effect and its end vectors commit together.
 
-A batch is applied only if it begins where the ledger ends. A batch that ends there was applied before and is skipped. So a
-process may be killed at any time. Only the ledger counts: Spark's checkpoint serves a single run of a query.
+The ledger has a row for each query, with the vectors up to which the query's tables hold every fact. A batch is applied
+only if it begins at these vectors. A batch that they cover already was applied before, and is skipped. So a process may
+be killed at any time. Spark's checkpoint is not relied on: it serves a single run of a query.
 
 Runs in the driver. All functions but ``ledger_vectors`` and ``read_offsets`` need an open transaction.
 """
@@ -43,7 +44,7 @@ WHERE query = %(query)s
 
 @dataclass(frozen=True, slots=True)
 class BatchOffsets:
-    """A micro-batch from Spark's log: in each stream, everything after ``start`` up to ``end``."""
+    """A micro-batch from Spark's log. Of each stream it holds the facts after ``start`` up to ``end``."""
 
     batch_id: int
     start: Vectors
@@ -51,14 +52,17 @@ class BatchOffsets:
 
 
 def ledger_vectors(cursor: Any, query: str) -> Vectors:
-    """Returns the vectors that the tables of a query have reached, {} if it never ran. Needs no transaction."""
+    """Returns the vectors that the tables of a query have reached, or {} if it never ran. Needs no transaction."""
     cursor.execute(_READ, {"query": query})
     row = cursor.fetchone()
     return {} if row is None else json.loads(row[0])
 
 
 def hold_ledger(cursor: Any, query: str) -> Vectors:
-    """Returns the same and locks the row. No batch of the query is applied before the transaction ends."""
+    """Returns the vectors that the tables of a query have reached, and locks the query's row.
+
+    No batch of the query is applied until the transaction ends.
+    """
     cursor.execute(_FIRST, {"query": query})
     cursor.execute(f"{_READ} FOR UPDATE", {"query": query})
     held: Vectors = json.loads(cursor.fetchone()[0])
@@ -68,17 +72,18 @@ def hold_ledger(cursor: Any, query: str) -> Vectors:
 def set_ledger(cursor: Any, query: str, vectors: Vectors) -> None:
     """Overwrites the vectors of a query. The next batch must begin there.
 
-    For tables that store their position themselves, such as the feeds, whose position is the cursor of a named reader.
+    Only for tables that store their position elsewhere too: the position of the feeds is the cursor of a named reader.
     """
     hold_ledger(cursor, query)
     cursor.execute(_ADVANCE, {"query": query, "batch": -1, "offsets": json.dumps(vectors, sort_keys=True)})
 
 
 def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
-    """Records that the batch is applied. The caller writes its effect in the same transaction. False: it was applied before.
+    """Records that the batch is applied. Returns false if it was applied before.
 
-    Locks the ledger's row, so batches of a query are applied one after another, even from several processes. Raises
-    ``LedgerMismatch`` if the batch does not begin where the ledger ends.
+    The caller writes the batch's effect in the same transaction. The ledger's row is locked, so batches of a query are
+    applied one after another, even from several processes. Raises ``LedgerMismatch`` if the batch does not begin where
+    the ledger ends.
     """
     # The ledger's row stays locked until the commit. Without the lock, two processes could both read 5, both find that batch
     # 5..8 begins there, and both add its effect.
@@ -96,7 +101,10 @@ def take_batch(cursor: Any, query: str, offsets: BatchOffsets) -> bool:
 
 
 def covers(upper: Mapping[str, Mapping[str, int]], lower: Mapping[str, Mapping[str, int]]) -> bool:
-    """Returns true if ``upper`` is at least as far for every writer of every stream in ``lower``. A missing writer is at 0."""
+    """Returns true if ``upper`` is at or above ``lower`` for every writer of every stream in ``lower``.
+
+    A writer that ``upper`` lacks is at 0.
+    """
     return all(
         upper.get(stream, {}).get(writer, 0) >= position
         for stream, vector in lower.items()
@@ -105,18 +113,18 @@ def covers(upper: Mapping[str, Mapping[str, int]], lower: Mapping[str, Mapping[s
 
 
 def read_offsets(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> BatchOffsets:
-    """Returns the vectors of a batch from Spark's log, which is written before the batch runs.
+    """Returns the start and end vectors of a batch from Spark's log, which is written before the batch runs.
 
-    ``first`` is where batch 0 begins.
+    ``first`` are the vectors at which batch 0 begins.
     """
     start = first if batch_id == 0 else _logged(checkpoint, batch_id - 1, streams, first)
     return BatchOffsets(batch_id, start, _logged(checkpoint, batch_id, streams, first))
 
 
 def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> Vectors:
-    """Parses an entry of Spark's log: version, metadata, then a line for each source in the order of the query.
+    """Returns the vectors in an entry of Spark's log: version, metadata, then a line for each source of the query.
 
-    The line is "-" for a source that has not begun.
+    The line is "-" for a source that has not begun. Its vector is the one in ``first``.
     """
     lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2:]
     found: Vectors = {}
@@ -126,5 +134,5 @@ def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vect
 
 
 def _positions(offset: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the positions of an offset. Other entries are skipped: the source adds the epoch of the database."""
+    """Returns the positions in an offset. Its other entries, such as the epoch of the database, are skipped."""
     return {writer: position for writer, position in offset.items() if isinstance(position, int)}

@@ -1,7 +1,7 @@
-"""Runs the live pipeline: one Spark session, the queries that keep tables current, an orderly end.
+"""Runs the live pipeline: one Spark session with the queries that keep tables current.
 
-``run`` blocks until it is stopped, until nothing is left (``until_idle_seconds``), or until a query keeps failing. If the
-database goes away it waits, and then restarts the queries at the position of their tables.
+``run`` blocks until it is stopped, until nothing was left to do for ``until_idle_seconds``, or until a query keeps
+failing. If the database goes away, ``run`` waits for it, then restarts the queries at the positions of their tables.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _POLL_SECONDS = 0.2
 _BEAT_SECONDS = 1.0
 _FIGURES_SECONDS = 60.0
 _ATTEMPTS = 5
-"""The last of so many failures of a query in a row is raised. A batch, or a run of `_WELL_SECONDS`, resets the count."""
+"""After this many failures in a row, the last one is raised. A batch, or a run of `_WELL_SECONDS`, resets the count."""
 _WELL_SECONDS = 30.0
 _FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 10.0
 _TRIGGER = {"processingTime": "300 milliseconds"}
@@ -55,7 +55,11 @@ _LOST = (DatabaseError, DjangoDatabaseError)
 
 @dataclass(frozen=True, slots=True)
 class LiveOptions:
-    """The Spark master (empty: the site's), the tables to keep current, and the idle time after which it ends (None: never)."""
+    """The options of the live pipeline.
+
+    ``master`` is the Spark master; if empty, the site's. ``tables`` are to be kept current. The pipeline ends when it
+    was idle for ``until_idle_seconds``; None means never.
+    """
 
     master: str = ""
     tables: tuple[str, ...] = TABLES
@@ -63,9 +67,10 @@ class LiveOptions:
 
 
 def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[], None]) -> dict[str, Vectors]:
-    """Keeps the tables current. Returns the vectors that each table reached.
+    """Keeps the tables current until the process is to stop or was idle for long enough.
 
-    Calls ``started`` once the queries run. Raises ``QueryRunning``, ``QueryFailed`` and the errors of a Spark session.
+    Returns the vectors that each table has reached, or {} if the process was stopped while it waited to retry. Calls
+    ``started`` once, when the queries run. Raises ``QueryRunning``, ``QueryFailed`` and the errors of a Spark session.
     """
     using = stream_settings().database
     with site_session("pipeline", options.master) as spark:
@@ -90,7 +95,7 @@ def _nothing() -> None:
 
 
 class _Retry:
-    """The retry policy: without limit while the database is away, a few times if a query fails."""
+    """The retry policy: without limit while the database is away, and a few times if a query fails."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
@@ -98,7 +103,7 @@ class _Retry:
         self._seconds = _FIRST_RETRY_SECONDS
 
     def went_well(self) -> None:
-        """Resets the policy: a batch was applied, or the queries ran long enough without failing."""
+        """Resets the policy, after a batch was applied or the queries ran long enough without failing."""
         self._failed, self._seconds = 0, _FIRST_RETRY_SECONDS
 
     def wait_after(self, error: Exception) -> bool:
@@ -121,7 +126,7 @@ class _Retry:
 
 
 class _Pipeline:
-    """The queries of this process. Each time they start, they begin at the position of their tables."""
+    """The queries of this process. At each start they begin at the positions of their tables."""
 
     def __init__(self, spark: SparkSession, options: LiveOptions, using: str) -> None:
         self._spark, self._options, self._using = spark, options, using
@@ -134,7 +139,7 @@ class _Pipeline:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Holds the pipeline's and the reader's name and runs the queries for the block."""
+        """Runs the queries for the block. Holds the pipeline's lock, and the name of the reader ``feeds`` if needed."""
         with ExitStack() as stack:
             self._held = stack.enter_context(_only_one(self._using, self._tables[0].shown_as))
             if self._feeds is not None:
@@ -145,7 +150,10 @@ class _Pipeline:
             yield
 
     def watch(self, stopping: Callable[[], bool], went_well: Callable[[], None]) -> None:
-        """Writes heartbeats and figures and checks the queries, until the process is stopped or was idle for long enough."""
+        """Checks the queries, and writes heartbeats and figures. Raises ``QueryFailed``.
+
+        Returns when the process is stopped or was idle for long enough.
+        """
         beaten = 0.0
         began = figured = busy_at = time.monotonic()
         limit = self._options.until_idle_seconds
@@ -167,7 +175,7 @@ class _Pipeline:
         self._take_figures()
 
     def reached(self) -> dict[str, Vectors]:
-        """Returns the vectors that each table reached, after closing the rows of their readers."""
+        """Closes the reader rows of the tables, and returns the vectors that each table reached."""
         with connections[self._using].cursor() as cursor:
             for table in self._tables:
                 if table.shown_as:
@@ -186,7 +194,8 @@ class _Pipeline:
     def _taken_more(self) -> bool:
         """Returns true if batches were applied since the last call.
 
-        Uses the connection that holds the lock, to check that it lives.
+        The query runs on the connection that holds the pipeline's lock. So it also checks that this connection is
+        alive.
         """
         with self._held.cursor() as cursor:
             cursor.execute("SELECT coalesce(sum(batches), 0) FROM pipeline_batchledger")
@@ -194,7 +203,7 @@ class _Pipeline:
         return self._batches > before
 
     def _caught_up(self) -> bool:
-        """Writes heartbeats, and returns true if the tables' vectors have reached the stored positions."""
+        """Writes heartbeats. Returns true if all tables have reached the stored positions of their streams."""
         with connections[self._using].cursor() as cursor:
             stored = stored_positions(cursor, [stream for table in self._tables for stream in table.streams])
             there = {stream: {writer: at.position for writer, at in known.items()} for stream, known in stored.items()}
@@ -225,7 +234,10 @@ class _Pipeline:
 
 @contextmanager
 def _only_one(using: str, shown_as: str) -> Iterator[Any]:
-    """Holds the pipeline's session lock for the block. The lock ends with the process, even if that is killed."""
+    """Holds the pipeline's session lock for the block, and yields its connection. Raises ``QueryRunning``.
+
+    The lock ends with the process, even if the process is killed.
+    """
     connection = direct_connection(using, application_name="replsite pipeline")
     try:
         with connection.cursor() as cursor:

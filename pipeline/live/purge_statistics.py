@@ -35,7 +35,10 @@ class PurgeStatistics:
         parser.add_argument("--json", action="store_true", help="the outcome as one JSON object")
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Counts, then deletes, while no batch can be applied."""
+        """Counts the rows, deletes them unless it is a dry run, and prints the count.
+
+        The ledger's row is locked during the deletion, so no batch is applied meanwhile.
+        """
         using = stream_settings().database
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
             if not options["dry_run"]:

@@ -1,7 +1,8 @@
 """Runs one query of the live pipeline: from its streams, in micro-batches, into tables that it keeps current.
 
 Spark computes the result of a batch first. Then one short transaction records the batch in the ledger and writes its
-effect. A query begins at the position of its tables, with a new checkpoint for each start. So nothing depends on files.
+effect. At each start a query begins at the position of its tables, with a new checkpoint. So nothing depends on the
+files of an earlier run.
 
 Runs in the driver, with Django. Spark calls ``_apply`` in a thread of its own, one batch after another.
 """
@@ -43,17 +44,17 @@ class Table(Protocol):
 
     @property
     def max_rows(self) -> int:
-        """Most rows of a stream in a batch."""
+        """The largest number of rows of a stream in one batch."""
 
     @property
     def shown_as(self) -> str:
-        """Name of the reader on the live page. Empty: the table has a reader row of its own."""
+        """Name of the reader on the live page. Empty if the table has a row of its own among the readers."""
 
     def begin(self, cursor: Any) -> Vectors:
-        """Returns the position of the tables, which is also that of the ledger."""
+        """Returns the vectors that the tables have reached. The ledger has the same vectors."""
 
     def columns(self, stream: str) -> tuple[str, ...]:
-        """Returns the columns of a stream's facts that are read. The others are not fetched."""
+        """Returns the columns of a stream's facts that the query needs. The others are not fetched."""
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
         """Transforms the facts of a stream. All streams must give the same columns."""
@@ -67,7 +68,7 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The database that a query reads and writes, and the folder of its checkpoint."""
+    """The database that a query reads and writes, and the folder for checkpoints."""
 
     dsn: str
     using: str
@@ -75,7 +76,7 @@ class Place:
 
 
 class LiveQuery:
-    """A query. `start` it once."""
+    """A query that keeps one table current. Call `start` once."""
 
     def __init__(self, table: Table, place: Place) -> None:
         self.table = table

@@ -1,7 +1,7 @@
 """Computes the live statistics of a micro-batch of the streams ``events`` and ``backfill`` with Spark (driver).
 
-One pass over the facts gives two small tables in one: sums for each (hour, room), and the senders of each day. The result
-is as large as the number of rooms and users in the batch, not as the number of its events.
+One pass over the facts computes two results: sums for each (hour, room), and the senders of each day. Their size
+depends on the number of rooms and users in the batch, not on the number of its events.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SUMS = (*COUNTED, "changes")
 
 
 class StatisticsTable:
-    """The statistics of rooms and the server, and of rooms and users by day."""
+    """The live statistics as a table of the live pipeline: of rooms, of the server, and of rooms and users by day."""
 
     name = STATISTICS
     streams = (EVENTS, BACKFILL)
@@ -44,7 +44,7 @@ class StatisticsTable:
         return _COLUMNS
 
     def rows(self, stream: str, facts: DataFrame) -> DataFrame:
-        """Returns for each fact a row with what it adds to the counts."""
+        """Returns a row for each fact, with what the fact adds to the counts."""
         return statistics_rows(stream, facts)
 
     def find(self, batch: DataFrame) -> Figures:
@@ -59,7 +59,8 @@ class StatisticsTable:
 def statistics_rows(stream: str, facts: DataFrame) -> DataFrame:
     """Returns a row for each fact: its hour, day and room, and 0 or 1 for each count.
 
-    ``user_id`` is the sender of a new accepted event, which makes this user active. Otherwise it is null.
+    ``user_id`` is the sender if the fact is a new accepted event, otherwise null. Each such sender counts as an active
+    user.
     """
     from pyspark.sql import functions as F  # noqa: PLC0415 - the rest is tested without Spark
 
@@ -93,7 +94,7 @@ def _begin(column: str, seconds: int) -> Column:
 
 
 def figures_of(batch: DataFrame) -> Figures:
-    """Returns the sums for each (hour, room), and the senders of each day."""
+    """Returns the sums of a batch for each (hour, room), and its senders for each day."""
     from pyspark.sql import functions as F  # noqa: PLC0415
 
     keys = ("hour_ms", "room_id", "day_ms", "user_id")

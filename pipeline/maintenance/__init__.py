@@ -1,1 +1,1 @@
-"""Purge, resync and compression of many rooms as jobs."""
+"""Purge, resync and compression of rooms as jobs."""

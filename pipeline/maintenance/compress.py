@@ -1,7 +1,7 @@
 """``compress_state`` as a job: rewrites the state groups of some rooms, or of all, to fewer rows.
 
-The work is done room by room in ``events.maintenance.group_compaction``. After each transaction the job rests
-(``pipeline.jobs.throttle``). A room that would not become smaller is left as it is.
+Each room is done on its own, by ``events.maintenance.group_compaction``. After each transaction the job pauses
+(``pipeline.jobs.throttle``). A room that would not save enough rows is left as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from state.groups.compaction import WrittenRows
 __all__ = ["CompressStateKind"]
 
 _LEAST_SAVING = 5.0
-"""The default of the least share of its rows, in percent, that a room must save. Compressing it rewrites rows of events."""
+"""Default of the least share of its rows, in percent, that a room must save. Compressing rewrites rows of events."""
 _MOST_LISTED = 100
 
 
@@ -51,7 +51,7 @@ class CompressStateKind(JobKind):
         return _Rooms(run).compress()
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Rewrites room by room. The summary has the rows before and after, of the rooms that shrank."""
+        """Rewrites room by room. The summary has the rows before and after of the rooms that shrank."""
         return _Rooms(run).compress()
 
     def lines(self, summary: Mapping[str, Any]) -> Iterator[str]:
@@ -70,7 +70,7 @@ class CompressStateKind(JobKind):
     def judge(self, arguments: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         """Raises ``UnusableArguments`` for named rooms that do not exist.
 
-        Raises ``PipelineError`` for rooms that failed or were busy.
+        Raises ``PipelineError`` if rooms failed or were busy.
         """
         if summary["unknown"] and arguments["rooms"]:
             raise UnusableArguments(f"There is no room {', '.join(summary['unknown'][:5])}.")
@@ -93,7 +93,7 @@ class _Rooms:
     def compress(self) -> Mapping[str, Any]:
         """Compresses each room and returns the summary.
 
-        A single room reports progress in events, several in rooms.
+        Progress is counted in rooms. If there is only one room, it is counted in events.
         """
         told = self._run.arguments
         rooms = rooms_with_groups(self._run.using) if told["rooms"] is None else list(dict.fromkeys(told["rooms"]))

@@ -1,8 +1,8 @@
 """Checks and repairs many rooms, in this process or on Spark, and yields an answer for each (driver, with Django).
 
-On Spark, packs of rooms with about the same number of events are jobs of one task each. As many run at a time as there are
-cores, the largest rooms first. So answers arrive while other rooms are still checked, few answers are in memory at a time,
-and a cancelled job ends between two of them.
+On Spark, rooms are divided into packs with about the same number of events. Each pack is a Spark job of one task. As
+many packs run at a time as there are cores, those with the largest rooms first. So answers arrive while other rooms are
+still checked, few answers are in memory at a time, and a cancelled job ends between two packs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SizedRoom:
 def pack(rooms: Sequence[SizedRoom], events: int = _EVENTS_PER_TASK) -> Iterator[list[SizedRoom]]:
     """Yields packs of at most 500 rooms and ``events`` events each. A room with more events is a pack of its own.
 
-    The largest rooms come first, so that none of them is left for the end, when it would run alone.
+    The largest rooms come first, so that none of them is left running alone at the end.
     """
     found: list[SizedRoom] = []
     size = 0
@@ -79,9 +79,10 @@ def pack(rooms: Sequence[SizedRoom], events: int = _EVENTS_PER_TASK) -> Iterator
 
 
 def announce_repaired(using: str) -> int:
-    """Notifies every process of the rooms that executors repaired, and deletes the rows that record them. Returns how many.
+    """Notifies every process of the rooms that executors repaired. Returns how many rooms.
 
-    Each row is handled exactly once, by any of the processes that call this at a time.
+    Deletes the rows that record them. If several processes call this at a time, each row is handled by exactly one of
+    them.
     """
     told = 0
     while True:
@@ -93,7 +94,7 @@ def announce_repaired(using: str) -> int:
             for room_id, user_ids in found:
                 invalidate_room_state(room_id, user_ids)
             if found:
-                invalidate_cached_events()  # last: readers of the stream wait for the position until the transaction ends
+                invalidate_cached_events()  # last: from here on readers of the stream wait for the commit
         told += len(found)
         if not found:
             break
@@ -105,8 +106,9 @@ def announce_repaired(using: str) -> int:
 class ManyRooms:
     """One run over the named rooms, or over all rooms.
 
-    Rooms are checked in the given order, or in that of their IDs; on Spark, the largest first. If ``master`` is null,
-    Spark is used only if there are at least two rooms, more than ``EVENTS_IN_PROCESS`` events, and Java.
+    On Spark, the largest rooms are checked first. In this process, rooms are checked in the given order, or in the
+    order of their IDs. If ``master`` is null, Spark is used only if there are at least two rooms, more than
+    ``EVENTS_IN_PROCESS`` events, and Java.
     """
 
     def __init__(self, run: JobRun, subject: str, *, mend: bool, master: str | None = None) -> None:
@@ -115,13 +117,13 @@ class ManyRooms:
         self._mend = mend
         self._master = master
         self.progress = RoomProgress(run.id, run.using)
-        """The rooms that earlier runs of the job have done, which are left out. The caller adds each room of this run."""
+        """The rooms that earlier runs of the job have done; they are left out. The caller adds those of this run."""
 
     def answers(self, stage: str, rooms: Sequence[str] | None) -> Iterator[RoomAnswer]:
         """Yields the answer for each room that no earlier run of the job has done. ``rooms`` null means all rooms.
 
-        The events of rooms count as done when the caller asks for the answer after theirs. The caller adds each room to
-        ``progress``.
+        The caller handles an answer, and adds its room to ``progress``. The room's events count as done only when the
+        caller asks for a later answer.
         """
         announce_repaired(self._run.using)  # rooms that a killed run repaired without notifying
         parts = self._parts(rooms)
@@ -135,7 +137,7 @@ class ManyRooms:
                 for done, answers in self._on_spark(spark, left) if spark is not None else self._in_process(left):
                     yield from answers
                     count.add(done)
-                # Of the last part of all rooms nothing needs to be stored: the job is done after it.
+                # After the last part of all rooms the job is done, so its progress need not be stored.
                 if rooms is None and len(part) == _ROOMS_AT_ONCE:
                     self.progress.all_done(part[-1].room_id)
                 part = next(parts, None)
@@ -145,9 +147,10 @@ class ManyRooms:
 
     @contextmanager
     def _workers(self, rooms: Sequence[SizedRoom]) -> Iterator[SparkSession | None]:
-        """Gives the block a Spark session, or null if the rooms are to be checked in this process.
+        """Yields a Spark session, or null if the rooms are to be checked in this process.
 
-        Without Java the rooms are checked here, unless a master was named; then ``JavaMissing`` is raised.
+        If there is no Java, the rooms are checked in this process. But if a master was named, ``JavaMissing`` is
+        raised.
         """
         events = sum(room.events for room in rooms)
         if self._master is None and (len(rooms) < 2 or events <= EVENTS_IN_PROCESS):
@@ -192,7 +195,7 @@ class ManyRooms:
         try:
             while tasks.begin():
                 for done, answers in tasks.ended():
-                    # A room in which nothing was repaired has the same report twice; pickle keeps that.
+                    # If nothing was repaired in a room, both reports are the same object. Pickle preserves that.
                     if any(found.before is not found.after for found in answers):
                         announce_repaired(self._run.using)
                     yield done, answers
@@ -202,7 +205,7 @@ class ManyRooms:
 
 
 class _Tasks:
-    """The packs of rooms at work on Spark. Each is a Spark job of one task, and a thread waits for it."""
+    """The packs of rooms that are submitted to Spark. Each is a Spark job of one task, and a thread waits for it."""
 
     def __init__(self, spark: SparkSession, group: str, work: RoomsWork, packs: Iterator[list[SizedRoom]]) -> None:
         self._spark, self._group, self._work, self._packs = spark, group, work, packs
@@ -211,8 +214,8 @@ class _Tasks:
         self._waiting: dict[Future[list[RoomAnswer]], int] = {}
 
     def begin(self) -> bool:
-        """Submits packs until twice as many are waiting as run at a time. Returns false if none are left."""
-        # Besides the packs at work as many are queued in the pool. So no core is idle while the caller handles answers.
+        """Submits packs until there are twice as many as can run at a time. Returns false if no pack is left."""
+        # For each pack at work another one is queued in the pool. So no core is idle while the caller handles answers.
         for packed in itertools.islice(self._packs, 2 * self._most - len(self._waiting)):
             ids = [room.room_id for room in packed]
             future = self._pool.submit(_ask, self._spark, self._group, self._work, ids)
@@ -220,12 +223,12 @@ class _Tasks:
         return bool(self._waiting)
 
     def ended(self) -> Iterator[tuple[int, list[RoomAnswer]]]:
-        """Waits up to a second for a pack to end. Yields the number of events and the answers of each that has ended."""
+        """Waits up to a second for a pack to end. Yields (number of events, answers) of each pack that has ended."""
         for future in wait(self._waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
             yield self._waiting.pop(future), future.result()
 
     def close(self) -> None:
-        """Cancels the packs that have not ended, if any, and waits for the threads."""
+        """Cancels the packs that have not ended, and waits for the threads."""
         for future in self._waiting:
             future.cancel()
         self._spark.sparkContext.cancelJobGroup(self._group)

@@ -1,7 +1,7 @@
 """``purge history``, ``purge orphans`` and ``purge retention`` as jobs.
 
-The work is done in ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``. This module runs it as a job,
-with progress and with figures before and after. After each transaction the job rests longer than the transaction took
+The work is done by ``events.maintenance.purge_history`` and ``events.maintenance.group_gc``. This module runs it as a
+job, with progress and with figures before and after. After each transaction the job pauses
 (``pipeline.jobs.throttle``). The commands are in ``pipeline.maintenance.subjects``.
 """
 
@@ -57,7 +57,7 @@ class PurgeHistoryKind(JobKind):
     def check_together(self, checked: dict[str, Any]) -> None:
         """Raises ``UnusableArguments`` unless exactly one of event, time and token is given.
 
-        The same for options of the archive without its folder.
+        Also raises it if options of the archive are given without its folder.
         """
         check_cut(checked)
         check_archive(checked)
@@ -67,7 +67,7 @@ class PurgeHistoryKind(JobKind):
         depth_of_cut(arguments, using)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary with what would be deleted."""
+        """Returns the summary of what would be deleted."""
         return self._purge(run, _foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
@@ -104,7 +104,7 @@ class PurgeHistoryKind(JobKind):
 
 
 def table_lines(summary: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines on a purge of one room: the sentence, the archive, and the rows of each table before and after."""
+    """Yields the text about a purge of one room: a sentence, the archive, and each table's rows before and after."""
     yield f"{printable(summary['room_id'])}: {summary['words']}"
     if "archive" in summary:
         yield f"archived in {summary['archive']['folder']}: {summary['archive']['events']} events"
@@ -125,7 +125,7 @@ Figures = Mapping[str, int]
 Outcome = tuple[Figures, Figures, HistoryPurged, GroupsPurged, dict[str, Any]]
 """The figures before and afterwards, the events and the state groups purged, and the archive's part of the summary."""
 Purge = Callable[[JobRun, PurgeRequest, Callable[[Figures], None]], Outcome]
-"""A purge of one room, or its dry run. The function that it gets is called with the figures before the work."""
+"""A purge of one room, or its dry run. It calls the given function with the figures before the work."""
 
 
 def _foresee(run: JobRun, request: PurgeRequest, note_before: Callable[[Figures], None]) -> Outcome:
@@ -158,7 +158,7 @@ def _carry_out(
 
 
 def purge_groups(run: JobRun, room_ids: Iterable[str]) -> GroupsPurged:
-    """Deletes the state groups of these rooms that nothing needs. Returns the totals."""
+    """Deletes those state groups of these rooms that nothing needs. Returns the totals."""
     total = GroupsPurged()
     for room_id in room_ids:
         purge = GroupPurge(room_id, run.using, plan_groups(room_id, run.using))
@@ -186,7 +186,7 @@ def _groups_after(before: Mapping[str, int], groups: GroupsPurged) -> dict[str, 
 
 
 class PurgeOrphansKind(JobKind):
-    """The kind of job that deletes state groups that nothing needs."""
+    """The kind of job that deletes the state groups that nothing needs."""
 
     name = "purge orphans"
     help = "Delete the state groups that no event needs, of one room or of all; never stores more rows than before."
@@ -200,7 +200,7 @@ class PurgeOrphansKind(JobKind):
     )  # fmt: skip
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary with what would be deleted."""
+        """Returns the summary of what would be deleted."""
 
         def foresee(room_id: str) -> GroupsPurged:
             with read_only_snapshot(run.using, is_long=True):
@@ -209,7 +209,7 @@ class PurgeOrphansKind(JobKind):
         return self._purge(run, foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
-        """Deletes room by room. A room that is being purged already is left out and listed as busy."""
+        """Deletes room by room. A room that is being purged already is skipped and listed as busy."""
 
         def purge(room_id: str) -> GroupsPurged:
             # Restoring an archive takes the same lock: it inserts groups first and their events later.
@@ -248,7 +248,7 @@ class PurgeOrphansKind(JobKind):
 
 
 class PurgeRetentionKind(JobKind):
-    """The kind of job that purges the messages that rooms have kept for long enough."""
+    """The kind of job that purges messages which rooms have kept for long enough."""
 
     name = "purge retention"
     help = "Delete the messages that rooms have kept for long enough, by m.room.retention and the site's settings."
@@ -259,7 +259,7 @@ class PurgeRetentionKind(JobKind):
         check_archive(checked)
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Returns the summary with what would be deleted."""
+        """Returns the summary of what would be deleted."""
         return self._purge(run, _foresee)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:

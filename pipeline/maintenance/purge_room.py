@@ -1,4 +1,4 @@
-"""``purge room`` as a job: deletes a whole room, after writing an archive of it if asked.
+"""``purge room`` as a job: deletes a whole room. If asked, it first writes an archive of the room.
 
 The deletion itself is done by ``events.maintenance.purge_room``.
 """

@@ -1,6 +1,7 @@
-"""Describes a purge in one sentence, for the page that asks for confirmation, the job's log and the terminal (pure).
+"""Describes a purge in one sentence (pure).
 
-The functions take a job's checked arguments.
+The page that asks for confirmation, the job's log and the terminal show it. The functions take a job's checked
+arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ __all__ = ["archive_words", "history_words", "room_words", "scope_words"]
 
 
 def scope_words(told: Mapping[str, Any]) -> str:
-    """Returns which messages are purged, such as ``messages before 22 Nov 2026 02:00 UTC``."""
+    """Returns a text that says which messages are purged, such as ``messages before 22 Nov 2026 02:00 UTC``."""
     if "before_time" in told:
         which = f"before {moment_text(told['before_time'])}"
     elif "before" in told:
@@ -26,14 +27,17 @@ def scope_words(told: Mapping[str, Any]) -> str:
 
 
 def archive_words(told: Mapping[str, Any], folder: str | None = None) -> str:
-    """Returns where the archive was written (``folder``) or is going to be written, or ``no archive``."""
+    """Returns a text that says where the archive is, or ``no archive``.
+
+    If ``folder`` is given, the archive was written there. Otherwise it is still to be written.
+    """
     if told["archive"] is None:
         return "no archive"
     return f"archived in {printable(folder)}" if folder is not None else f"archive in {printable(told['archive'])}"
 
 
 def history_words(told: Mapping[str, Any], deleted: int, outliers: int, folder: str | None = None) -> str:
-    """Returns the sentence on a purge of history.
+    """Returns the sentence that describes a purge of history.
 
     For example ``messages before 22 Nov 2026 02:00 UTC: 1,833 deleted, 4,819 kept as outliers; no archive``.
     """
@@ -42,7 +46,7 @@ def history_words(told: Mapping[str, Any], deleted: int, outliers: int, folder: 
 
 
 def room_words(told: Mapping[str, Any], events: int, folder: str | None = None) -> str:
-    """Returns the sentence on a purge of a whole room."""
+    """Returns the sentence that describes a purge of a whole room."""
     verb = "would be deleted" if told["dry_run"] else "deleted"
     blocked = ", and not made again" if told["block"] else ""
     return f"the whole room with {events:,} events: {verb}{blocked}; {archive_words(told, folder)}"

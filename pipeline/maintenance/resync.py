@@ -1,7 +1,8 @@
-"""``resync WHAT`` as a job: compares what is stored with what it should be, and repairs it room by room beside live writers.
+"""``resync WHAT`` as a job: compares stored values with what they should be, and repairs them beside live writers.
 
-Each room that differs is repaired in a transaction of its own, under the room's lock. ``events.integrity.room_mending`` does
-the work, here or on Spark (``pipeline.maintenance.many_rooms``). Values that cannot be recomputed are reported and left.
+Each room that differs is repaired in a transaction of its own, under the room's lock. ``events.integrity.room_mending``
+does the work, in this process or on Spark (``pipeline.maintenance.many_rooms``). Values that cannot be recomputed are
+reported, and left as they are.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ MASTER = Argument(
 
 
 class ResyncKind(JobKind):
-    """The kind of job that compares and repairs one subject, of some rooms or of all."""
+    """The kind of job that compares and repairs one subject, such as state, for some rooms or for all."""
 
     name = "resync"
     help = "Compare what is stored of rooms with what follows from their events, and mend what differs."
@@ -79,7 +80,7 @@ class ResyncKind(JobKind):
             raise UnusableArguments(f"resync {what} asks the database alone: leave the master out.")
 
     def plan(self, run: JobRun) -> Mapping[str, Any]:
-        """Compares only. ``run`` repairs nothing when the argument ``dry_run`` is set."""
+        """Compares only, because ``run`` repairs nothing when the argument ``dry_run`` is set."""
         return self.run(run)
 
     def run(self, run: JobRun) -> Mapping[str, Any]:
@@ -120,7 +121,7 @@ def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _an
 
 
 class _Rooms:
-    """One run over the subjects that are compared room by room, with its counts."""
+    """One comparison of rooms, with its counts."""
 
     def __init__(self, run: JobRun, tell: Callable[[RoomAnswer], object]) -> None:
         self._run = run
@@ -133,14 +134,14 @@ class _Rooms:
         self._rooms = self._events = self._wrong = 0
 
     def mend(self) -> Mapping[str, Any]:
-        """Goes through the rooms and returns the summary."""
+        """Compares the rooms, repairs them unless it is a dry run, and returns the summary."""
         told = self._run.arguments
         many = ManyRooms(self._run, told["what"], mend=not told["dry_run"], master=told["master"])
         self._go_on(many.progress)
         for answer in many.answers(f"resync {told['what']}", told["rooms"]):
             self._note(answer)
             self._tell(answer)
-            many.progress.add(answer.room_id)  # last: it may store the counts, which must include this room
+            many.progress.add(answer.room_id)  # last, because it may store the counts, which must include this room
         many.progress.forget()
         self._run.note_before(dict(self._before))
         self._run.note_after(dict(self._after))
@@ -159,7 +160,10 @@ class _Rooms:
         }
 
     def _go_on(self, progress: RoomProgress) -> None:
-        """Restores the counts of the run that was killed, if there was one, and has them stored with the progress from now on."""
+        """Makes ``progress`` store the counts of this run from now on.
+
+        If an earlier run of the job was killed, first restores its counts.
+        """
         progress.counts_by(self._counted)
         if (counted := progress.counted) is not None:
             self._before, self._after = Counter(counted["before"]), Counter(counted["after"])
@@ -194,7 +198,7 @@ class _Rooms:
 
 
 def resync_caches(room_id: str, using: str) -> bool:
-    """Makes every process drop what it keeps of a room. Returns false if there is no such room."""
+    """Makes every process drop what it has cached of a room. Returns false if there is no such room."""
     with transaction.atomic(using=using):
         with connections[using].cursor() as cursor:
             # Every write to a room takes this lock first, so the members that are read below do not change meanwhile.
@@ -236,7 +240,7 @@ def _feeds(run: JobRun) -> Mapping[str, Any]:
 
 
 def _positions(run: JobRun) -> Mapping[str, Any]:
-    """Moves sequences forward that are behind their tables or stored positions."""
+    """Moves sequences forward that are behind their tables or stored positions, unless it is a dry run."""
     with (
         closing(driver.direct_connection(run.using, application_name="replsite resync")) as connection,
         run.stage("resync positions", None, "streams") as count,

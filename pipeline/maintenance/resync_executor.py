@@ -1,11 +1,11 @@
 """Checks and repairs rooms on Spark executors, with the functions that a process of the site uses for one room (no Django).
 
-A room is compared in one snapshot of the database. It is repaired in a transaction of its own, under the room's lock. A task
-holds one room at a time.
+A room is compared in one snapshot of the database. It is repaired in a transaction of its own, under the room's lock. A
+task holds one room at a time.
 
-Executors append no facts. A room whose caches other processes must drop is recorded in the transaction of its repair
-(``pipeline.models.MendedRoom``). So the notification is not lost if the task, or the whole job, is killed. The driver sends
-it later (``pipeline.maintenance.many_rooms``).
+Executors append no facts. If other processes must drop what they cached of a room, the transaction of the repair also
+inserts a row for the room (``pipeline.models.MendedRoom``). So the notification is not lost if the task, or the whole
+job, is killed. The driver sends it later (``pipeline.maintenance.many_rooms``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from streams.runtime.gc_pause import collector_paused, freeze_objects
 __all__ = ["RoomAnswer", "RoomsWork", "resync_rooms"]
 
 _ONE_VIEW = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-#: No parallel workers: there are as many tasks as cores, so a second core for one query is taken from another task.
+#: No parallel workers: there are as many tasks as cores, so a second core for one query would be taken from another
+#: task.
 _ALONE = "SET max_parallel_workers_per_gather = 0"
 _TO_TELL = "INSERT INTO pipeline_mendedroom (room_id, user_ids) VALUES (%s, %s::text[])"
 
@@ -41,9 +42,10 @@ class RoomsWork:
 
 @dataclass(frozen=True, slots=True)
 class RoomAnswer:
-    """The reports on a room before and after its repair. A report is null if there was no such room.
+    """The reports on a room before and after its repair. A report is null if there was no such room at that time.
 
-    If an executor wrote nothing, ``after`` is the same object as ``before``, or a copy with a doubt added.
+    If an executor repaired nothing, ``after`` is the same object as ``before``. If it could not repair the room,
+    ``after`` is a copy of ``before`` with a doubt added.
     """
 
     room_id: str
@@ -54,7 +56,7 @@ class RoomAnswer:
 def resync_rooms(work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
     """Checks these rooms and, if ``work.mend`` is true, repairs those that differ. May be repeated.
 
-    Returns an answer for each room, in the given order.
+    Returns an answer for each room, in the order of ``room_ids``.
     """
     connection = psycopg2.connect(work.dsn, application_name="replsite spark resync", connect_timeout=10)
     try:
@@ -78,7 +80,8 @@ def _examined(connection: Any, work: RoomsWork, room_id: str) -> RoomAnswer:
         report = None if found is None else found.report
         return RoomAnswer(room_id, report, report)
     try:
-        # One transaction: if the task is killed, the repair and the record of it are both stored, or neither.
+        # One transaction: if the task is killed, the repair and the record of the repair are both stored, or neither
+        # is.
         with connection, connection.cursor() as cursor:
             mended = repair_room(cursor, room_id, work.subject, found)
             if mended is not None and mended.moved is not None:

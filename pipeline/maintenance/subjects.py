@@ -1,4 +1,4 @@
-"""The subjects of ``purge`` and ``resync`` that run a job, and ``resync user``, which runs none."""
+"""The subjects of the commands ``purge`` and ``resync``. All of them run a job, except ``resync user``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PurgeRoom(JobSubject):
     """The subject ``purge room``, which can also unblock a room."""
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
-        """Runs the job. With ``--unblock`` it unblocks the room at once instead, without a job."""
+        """Runs the job. With ``--unblock``, unblocks the room at once instead, without a job."""
         if not options["unblock"]:
             super().run(command, options)
             return
@@ -67,12 +67,12 @@ class Resync(JobSubject):
         return [one for one in super().arguments if one.name not in without]
 
     def given(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the typed arguments with the subject added as ``what``."""
+        """Returns the arguments from the command line, with the subject added as ``what``."""
         return {"what": self._what, **super().given(options)}
 
 
 class ResyncUser:
-    """The subject ``resync user``: the next sync of the user, from any token that exists, is answered in full."""
+    """The subject ``resync user``. The user's next sync gets a full answer, whatever token it comes with."""
 
     help = "Make the next sync answer to each token of a user a full one. Example: resync user @alice:example.org"
 

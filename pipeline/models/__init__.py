@@ -30,7 +30,7 @@ __all__ = [
 
 
 class JobState(models.TextChoices):
-    """States of a job: ``queued -> running -> done | failed | cancelled``. A failed or abandoned job may run again."""
+    """States of a job: ``queued -> running -> done | failed | cancelled``. A failed or killed job may run again."""
 
     QUEUED = "queued", "queued"
     RUNNING = "running", "running"
@@ -40,9 +40,10 @@ class JobState(models.TextChoices):
 
 
 class Job(models.Model):
-    """One run of bulk work. If its state is ``running`` and its advisory lock is free, its process was killed.
+    """One job: bulk work that a command or ``manage.py runjobs`` does.
 
-    ``queued_at`` is null for a job that a command started by itself. A queued job is run by ``manage.py runjobs``.
+    If its state is ``running`` and its advisory lock is free, its process was killed. ``queued_at`` is null for a job
+    that a command started by itself. A queued job is run by ``manage.py runjobs``.
     """
 
     kind = models.TextField(help_text="the command")
@@ -87,14 +88,17 @@ class Job(models.Model):
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left of the stage at its present rate. None if it cannot be computed."""
+        """Seconds left of the stage at its present rate. None if they cannot be computed."""
         if self.state != JobState.RUNNING or not self.rate or self.total is None:
             return None
         return max(self.total - self.done, 0) / self.rate
 
 
 class QuarantinedLine(models.Model):
-    """A line that an import did not load: its place, the reason, and its first bytes (bytes, since a line may hold NUL)."""
+    """A line that an import did not load: its place, the reason, and its first bytes.
+
+    ``content`` is binary, because a line may hold NUL.
+    """
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE)
     file = models.TextField()
@@ -113,7 +117,7 @@ class QuarantinedLine(models.Model):
 
 
 class ImportedRoom(models.Model):
-    """The counts of a room that an import has loaded. Written in the transaction that made the room visible."""
+    """The counts of a room that an import has loaded. The row commits together with the room."""
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE)
     room_id = IdentifierField()
@@ -133,7 +137,10 @@ class ImportedRoom(models.Model):
 
 
 class BatchLedger(models.Model):
-    """The position of a live derived table. Updated in the transaction that changes the table, so each batch counts once."""
+    """The position of a live derived table.
+
+    It is updated in the transaction that changes the table, so each batch is applied exactly once.
+    """
 
     query = models.TextField(primary_key=True)
     batch_id = models.BigIntegerField(help_text="Spark's number, since the query was started")

@@ -1,4 +1,7 @@
-"""Tables of resyncs over many rooms: repaired rooms not announced yet, and finished rooms (imported by ``models``)."""
+"""Tables of resyncs over many rooms (imported by ``models``).
+
+They hold the repaired rooms of which other processes are still to be notified, and the rooms that a job has done.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ __all__ = ["ComparedRooms", "MendedRoom"]
 
 
 class MendedRoom(models.Model):
-    """A room whose current state was repaired. The row is written in the transaction of the repair.
+    """A room whose current state an executor repaired. The row is written in the transaction of the repair.
 
-    Executors append no facts. So the driver announces the repair to caches of the room, and deletes the row in that
-    transaction. The next job announces what a killed job left.
+    Executors append no facts. So the driver later appends the facts that make caches drop the room, and deletes the row
+    in the same transaction. If a job was killed before that, the next job does it.
     """
 
     room_id = IdentifierField()
@@ -33,9 +36,9 @@ class MendedRoom(models.Model):
 
 
 class ComparedRooms(models.Model):
-    """Rooms that an unfinished job over many rooms has completed.
+    """Rooms that an unfinished job over many rooms has done.
 
-    If the job was killed, its next run continues with the others.
+    If the job is killed, its next run continues with the other rooms.
     """
 
     job = models.ForeignKey("pipeline.Job", on_delete=models.CASCADE)

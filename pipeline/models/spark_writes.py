@@ -13,9 +13,8 @@ __all__ = ["SourceWrite"]
 class SourceWrite(models.Model):
     """A write of facts by a Spark job.
 
-    The row is part of the write's transaction, so a write with the same name is done only once.
-
-    Rows are deleted after 90 days.
+    The row commits together with the facts, so a write under the same name is done only once. Rows are deleted after 90
+    days.
     """
 
     write_id = models.TextField(primary_key=True, help_text="option writeId, else the name of the job's staging table")

@@ -1,9 +1,9 @@
 """Tables of the live statistics: rooms, the server by hour and day, rooms and users by day.
 
-Counts (events, messages, …) grow with each fact on the streams ``events`` and ``backfill``, and each fact counts once. A
-purge does not lower them. Figures (members, state entries, sizes) are read from the tables at some time and hold for that
-time. A day is a day in UTC, by the time at which events were received. ``pipeline.statistics.update`` writes the tables,
-and ``pipeline.statistics.history`` bounds them.
+Counts (events, messages, …) grow with each fact on the streams ``events`` and ``backfill``, and each fact counts once.
+A purge does not lower them. Figures (members, state entries, sizes) are read from the tables, and hold for the time
+when they were read. A day is a day in UTC, by the time at which events were received. ``pipeline.statistics.update``
+writes the tables, and ``pipeline.statistics.history`` bounds them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["RoomDay", "RoomStatistics", "ServerStatistics", "UserDay"]
 
 
 class RoomStatistics(models.Model):
-    """The counts of incoming events of a room, and of its members."""
+    """The counts of a room's incoming events and of its members."""
 
     room_id = IdentifierField(primary_key=True)
     events = models.BigIntegerField(db_default=0, help_text="that came in on the stream events")
@@ -44,7 +44,10 @@ class RoomStatistics(models.Model):
 
 
 class ServerStatistics(models.Model):
-    """The counts of all rooms together in one hour or day, and the figures at its end (null: none were taken)."""
+    """The counts of all rooms together in one hour or day, and the last figures taken in it.
+
+    Figures are null if none were taken.
+    """
 
     pk = models.CompositePrimaryKey("step_seconds", "at")
     step_seconds = models.IntegerField(help_text="3600: an hour; 86400: a day")
@@ -77,7 +80,7 @@ class ServerStatistics(models.Model):
 
 
 class RoomDay(models.Model):
-    """The counts of a room on one day. The newest days have all rooms, earlier days only the busiest."""
+    """The counts of a room on one day. The newest days have all rooms, earlier days only the busiest rooms."""
 
     pk = models.CompositePrimaryKey("day", "room_id")
     day = models.DateField()
@@ -93,7 +96,7 @@ class RoomDay(models.Model):
 
 
 class UserDay(models.Model):
-    """A user who sent an accepted event on that day. Active users are counted from these rows."""
+    """A user who sent an accepted event on a day. Active users are counted from these rows."""
 
     pk = models.CompositePrimaryKey("day", "user_id")
     day = models.DateField()

@@ -1,8 +1,8 @@
-"""Process that appends rows staged by Spark tasks: ``python -m pipeline.source.append_process``.
+"""The process that appends rows staged by Spark tasks: ``python -m pipeline.source.append_process``.
 
 It reads its work as one JSON object from standard input. It does not load the site's Django settings, but makes its own
-from the connection string. So it does not know ``REPLSITE_WRITERS``, and the work contains the writer's name. Exit status
-1 means that nothing was appended. The last line on stderr says why.
+from the connection string. So it does not know ``REPLSITE_WRITERS``, and the work contains the writer's name. Exit
+status 1 means that nothing was appended; the last line on stderr then says why.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def database_settings(dsn: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Appends the write that standard input describes, and drops old staging tables. Returns the exit status."""
+    """Appends the facts that standard input describes, and drops old staging tables. Returns the exit status."""
     work = json.load(sys.stdin)
     settings.configure(
         DATABASES={_USING: database_settings(work["dsn"])},

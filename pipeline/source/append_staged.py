@@ -1,8 +1,8 @@
 """Appends rows that Spark tasks have staged, in one transaction (with Django).
 
-Runs in a process that is a writer of the stream and keeps no cached values (``pipeline.source.append_process``). IDs come
-from that writer, like those of any other fact. A write is done once: its row in ``SourceWrite`` commits together with the
-facts, and a repeated write finds that row and appends nothing.
+Runs in a process that is a writer of the stream and keeps no cached values (``pipeline.source.append_process``). IDs
+are reserved by that writer, as for any other fact. A write is done once: its row in ``SourceWrite`` commits together
+with the facts, and a repeated write finds that row and appends nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ _NOW = "SELECT extract(epoch FROM clock_timestamp())::bigint"
 
 @dataclass(frozen=True, slots=True)
 class StagedWrite:
-    """The rows to append as facts: the staging table, and (attempt, rows) of each task, in the order of the facts."""
+    """The rows to append as facts: where they are staged, and in which order they become facts.
+
+    ``attempts`` holds (attempt, rows) of each task, in the order of the facts.
+    """
 
     stream: str
     write_id: str
@@ -63,7 +66,7 @@ class StagedWrite:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The result of a write: number of facts, first and last ID. Both IDs are null if the write had no rows.
+    """The result of a write: number of facts, first ID and last ID. Both IDs are null if the write had no rows.
 
     ``done_before`` says that an earlier write under the same ``write_id`` appended these facts.
     """
@@ -143,7 +146,7 @@ def _check_staged(cursor: Any, write: StagedWrite) -> None:
 
 
 def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int], done: int, writer: str) -> None:
-    """Inserts the next facts under these IDs, after the ``done`` facts that were inserted before.
+    """Inserts the next facts under ``ids``. The first ``done`` facts were inserted before.
 
     Facts are in the order of ``write.attempts``, and within an attempt by place.
     """
@@ -210,9 +213,10 @@ def _quoted(name: str) -> str:
 
 
 def sweep(using: str) -> list[str]:
-    """Drops staging tables that are more than a day old, and returns their names. Tables that a task is writing to are kept.
+    """Drops staging tables that are more than a day old, and returns their names.
 
-    A write that is still under way at that age loses its rows. It fails as a whole.
+    Tables that a task is writing to are kept. A write that takes longer than a day may lose its rows. It then fails as
+    a whole.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(_NOW)
@@ -232,7 +236,7 @@ def _made_at(name: str, now: int) -> int:
 def _drop(staging: str, using: str) -> bool:
     """Drops a staging table. Returns false if that failed, because a late task locks it or another user owns it.
 
-    A failure here never fails the write.
+    Such a failure does not make the write fail.
     """
     try:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:

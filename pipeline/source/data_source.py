@@ -16,13 +16,13 @@ Options for reading:
 
 Appending and its options are described in ``pipeline.source.write``.
 
-An offset is the vector of stored positions, ``{writer: position}``. Facts up to a stored position are complete and never
-change. So a batch that is repeated after a restart holds the same rows. The first offset names every writer there is, and
-no later offset loses a writer or goes back.
+An offset is the vector of stored positions, ``{writer: position}``. Facts up to a stored position are complete and
+never change. So a batch that is repeated after a restart holds the same rows. The first offset names every writer there
+is. A later offset has all writers of the one before, and no position goes back.
 
 An offset also holds the epoch of the database (``streams.epochs``), under a key that is no writer's name. After a
-restore, other facts have the IDs of lost ones. So a checkpoint of another epoch is refused with ``EpochChanged``. For a
-stream in memory the offset also holds its generation. In a new generation the query reads on from 0.
+restore, new facts get the IDs of lost ones. So a checkpoint of another epoch is refused with ``EpochChanged``. For a
+stream in memory the offset also holds its generation. When a new generation begins, the query continues at 0.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def register(spark: SparkSession) -> None:
 
 
 class ReplsiteSource(DataSource):
-    """The data source of one stream. The module describes options and offsets."""
+    """The data source of one stream. The docstring of the module describes options and offsets."""
 
     @classmethod
     def name(cls) -> str:
@@ -108,7 +108,7 @@ class ReplsiteSource(DataSource):
 
 
 class _Facts:
-    """The common part of both readers: options, columns, cuts, and the reading of a piece in an executor."""
+    """The common part of both readers: options, columns, division into partitions, and the reading in an executor."""
 
     unbroken = False
 
@@ -126,7 +126,7 @@ class _Facts:
     def cuts(
         self, cursor: Any, moved: Mapping[str, Range], limit: int | None = None, conditions: Sequence[Condition] = ()
     ) -> list[tuple[int, int]]:
-        """Returns (row number, token) of the rows at which to cut; see ``cuts_sql``."""
+        """Returns (row number, token) of the rows at which the facts are divided into partitions (see ``cuts_sql``)."""
         whole = pieces(moved, [])
         if not whole:
             return []
@@ -135,7 +135,10 @@ class _Facts:
         return found
 
     def partitions_at(self, moved: Mapping[str, Range], cuts: Sequence[tuple[int, int]]) -> list[InputPartition]:
-        """Returns the stretches as partitions, cut after every row whose number is a multiple of ``rowsPerPartition``."""
+        """Returns the ranges in ``moved`` as partitions.
+
+        A partition ends after each row of ``cuts`` whose number is a multiple of ``rowsPerPartition``.
+        """
         size = self.options.rows_per_partition
         return [InputPartition(piece) for piece in pieces(moved, [token for n, token in cuts if n % size == 0])]
 
@@ -144,14 +147,14 @@ class _Facts:
 def _leave_to_itself() -> None:
     """Exempts all present objects from garbage collection, once in each Python worker.
 
-    Spark's daemon collects after every task, over every module ever imported. That took longer than reading 50,000 rows.
-    These objects live as long as the worker anyway.
+    Spark's daemon collects garbage after every task, over all modules that were ever imported. That took longer than
+    reading 50,000 rows. These objects live as long as the worker anyway.
     """
     gc.freeze()
 
 
 class _BatchReader(_Facts, DataSourceReader):
-    """Reader of all facts that are complete at planning and pass the filters."""
+    """Reader of all facts that pass the filters and are complete when the query is planned."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
         taken, left = accepted(filters, self.declaration)
@@ -172,9 +175,10 @@ class _BatchReader(_Facts, DataSourceReader):
 
 
 class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reader of micro-batches between two vectors. All methods except ``read`` run in one long-lived process beside the driver.
+    """Reader of micro-batches between two vectors.
 
-    A micro-batch continues where the last one ended. If facts in between were trimmed, reading raises an error.
+    All methods except ``read`` run in one long-lived process beside the driver. A micro-batch continues where the last
+    one ended. If facts in between were trimmed, reading raises an error.
     """
 
     unbroken = True
@@ -189,10 +193,10 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self.options.starting_offsets == "latest":
             begin = now.target(linear=self.options.linear)
         elif begin is None:
-            # "earliest": trimmed facts are gone, so begin above them. Otherwise the first batch would raise ResyncNeeded.
+            # "earliest": begin above the trimmed facts. Otherwise the first batch would raise ResyncNeeded.
             with self._cursor() as cursor:
                 begin = dict(trim_mark(cursor, self.options.stream).writers)
-        # Every writer gets an entry. A missing one would mean that it joined after this offset.
+        # Every writer gets an entry. A writer without one would be taken for a writer that joined after this offset.
         return self._stamped(dict.fromkeys(now.stored, 0) | begin, now)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -232,21 +236,31 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._connection = None
 
     def _moved(self, begin: Vector, end: Vector) -> dict[str, Range]:
-        """Returns the stretches to read. In recorded streams and streams in memory a new writer begins at 0."""
+        """Returns the ranges of facts to read, one for each writer that moved between ``begin`` and ``end``.
+
+        In recorded streams and streams in memory, a writer that is missing in ``begin`` starts at 0.
+        """
         return stretches(begin, end, from_zero=is_recorded(self.options.stream) or self.declaration.in_memory)
 
     def _stamped(self, vector: Mapping[str, int], now: SourcePositions) -> dict[str, Any]:
-        """Returns an offset: the vector, with epoch and generation where there are any."""
+        """Returns an offset: the vector with the epoch and the generation, if there are any."""
         kept = {_EPOCH: now.epoch, _LIFE: now.life}
         return {**cut_vector({}, vector, None), **{key: word for key, word in kept.items() if word}}
 
     def _begin(self, offset: Mapping[str, Any], now: SourcePositions) -> Vector:
-        """Returns the vector of an offset, or an empty one if the offset is of an earlier generation. Raises ``EpochChanged``."""
+        """Returns the vector of an offset. Raises ``EpochChanged``.
+
+        If the offset is of an earlier generation, the vector is empty.
+        """
         self._check(offset, now)
         return _vector(offset) if offset.get(_LIFE, "") == now.life else {}
 
     def _check(self, offset: Mapping[str, Any], now: SourcePositions) -> None:
-        """Raises ``EpochChanged`` if an offset is of another epoch, or above all IDs that the stream's sequence has given out."""
+        """Raises ``EpochChanged`` if an offset does not belong to the present stream.
+
+        The offset is of another epoch then, or it has a position above all IDs that the stream's sequence has given
+        out.
+        """
         kept = offset.get(_EPOCH)
         if kept is not None and kept != now.epoch:
             raise EpochChanged(
@@ -268,7 +282,7 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             )
 
     def _cursor(self) -> Any:
-        """Returns a cursor of the planning connection, which is opened again if it was lost."""
+        """Returns a cursor of the connection for planning. If the connection was lost, it is opened again."""
         if self._connection is None or self._connection.closed:
             self._connection = _connect(self.options.dsn)
         return self._connection.cursor()
@@ -278,7 +292,10 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
             return known_positions(cursor, self.declaration)
 
     def _show(self, handled: Vector) -> None:
-        """Stores the query's row for the live page: at once if the position moved, otherwise every second as a heartbeat."""
+        """Stores the query's row for the live page.
+
+        A new position is stored at once. Otherwise the row is stored every second, as a heartbeat.
+        """
         shown_at, shown = self._shown
         now = time.monotonic()
         if self.options.reader_name and (handled != shown or now - shown_at >= _HEARTBEAT_SECONDS):
@@ -289,9 +306,9 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def _beyond(cuts: Sequence[tuple[int, int]], limit: int | None) -> int | None:
-    """Returns the token below which a batch of ``limit`` rows ends, or None if there are no more rows than that.
+    """Returns the token below which a batch of ``limit`` rows must end, or None if there are at most ``limit`` rows.
 
-    A first fact with more rows than the limit becomes a batch of its own, because a fact is never divided.
+    If the first fact has more rows than the limit, it becomes a batch of its own, because a fact is never divided.
     """
     tokens = dict(cuts)
     if limit is None or limit + 1 not in tokens:
@@ -308,7 +325,7 @@ def _connect(dsn: str) -> Any:
     connection = psycopg2.connect(dsn, application_name="replsite spark plans", connect_timeout=10)
     connection.autocommit = True
     with connection.cursor() as cursor:
-        # Use the index of IDs. Statistics of a table that has just grown say nothing about its newest rows.
+        # Force the index of IDs. The statistics of a table that has just grown say nothing about its newest rows.
         cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off")
         cursor.execute(NO_LIMITS_IN_SESSION)
     return connection

@@ -1,8 +1,8 @@
 """Selects the filters of Spark that the source applies itself, and translates them to SQL (pure but for pyspark's classes).
 
-Spark does not check an accepted filter again. So a filter is accepted only if PostgreSQL returns exactly the rows that Spark
-would. Text is compared for equality only, byte by byte on both sides. JSON columns and arrays are only checked for null. A
-column that a table does not have is null in its rows.
+Spark does not check an accepted filter again. So a filter is accepted only if PostgreSQL returns exactly the rows that
+Spark would. Text is compared for equality only, because both compare it byte by byte. JSON columns and arrays are only
+checked for null. A column that a table does not have is null in all rows of the table.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ _COMMON = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """An accepted filter ``column operator values``: one value, several for ``in``, none for ``null`` and ``not null``."""
+    """An accepted filter ``column operator values``.
+
+    ``in`` has any number of values, ``null`` and ``not null`` have none, and the other operators have one.
+    """
 
     column: str
     operator: str
@@ -129,17 +132,20 @@ def token_range(conditions: Iterable[Condition]) -> tuple[int | None, int | None
 
 
 def writers_of(conditions: Iterable[Condition], writers: Iterable[str]) -> set[str]:
-    """Returns those of the writers whose facts can pass the conditions."""
+    """Returns those of ``writers`` whose facts can pass the conditions."""
     return {writer for writer in writers if _passes(conditions, "writer", writer)}
 
 
 def tables_of(conditions: Iterable[Condition], declaration: StreamDeclaration) -> list[FactTable]:
-    """Returns those of the stream's tables whose rows can pass the conditions."""
+    """Returns the tables of the stream whose rows can pass the conditions."""
     return [table for table in declaration.tables if _passes(conditions, "fact_table", table.name)]
 
 
 def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
-    """Returns true if a column with this value passes. For columns that are never null and have one value in many rows."""
+    """Returns true if rows with this value in the column can pass the conditions.
+
+    Only for columns that are never null, and for which only conditions on equality or null are accepted.
+    """
     own = [condition for condition in conditions if condition.column == column]
     return all(condition.operator == "not null" or value in condition.values for condition in own)
 
@@ -173,7 +179,7 @@ def _any(values: Sequence[Any], sql: Callable[[Any], str]) -> str:
 
 
 def _moment_sql(place: str, operator: str, milliseconds: int) -> str:
-    """Returns a condition on the timestamp column ``place`` that is equivalent to one on its milliseconds, rounded down."""
+    """Returns a condition on the timestamp column ``place`` that compares its milliseconds, rounded down."""
     from_here, from_next = _moment(milliseconds), _moment(milliseconds + 1)
     return {
         ">=": f"{place} >= {from_here}",

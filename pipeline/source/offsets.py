@@ -1,8 +1,8 @@
-"""Offsets of the Spark source as vectors, and the cutting of the facts between two of them into partitions (pure).
+"""Offsets of the Spark source as vectors, and the division of the facts between two offsets into partitions (pure).
 
 A vector is ``{writer: position}``. The facts in ``(start, end]`` are those of each writer above its entry in ``start``
-and up to its entry in ``end``. Vectors are assumed to name every writer there was when they were taken. So a writer that
-is missing in ``start`` joined later, and all its facts lie above the lowest entry
+and up to its entry in ``end``. Vectors are assumed to name every writer that there was when they were taken. So a
+writer that is missing in ``start`` joined later, and all its facts lie above the lowest entry
 (``streams.core.positions.position_of``).
 """
 
@@ -34,25 +34,26 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """The share of one partition. It contains all that an executor needs to find the rows."""
+    """The facts of one partition. It contains all that an executor needs to find the rows."""
 
     bounds: tuple[Bound, ...]
 
     @property
     def after(self) -> int:
-        """Returns the lowest bound. All tokens of the piece are above it."""
+        """Returns the lowest bound. All tokens of the partition are above it."""
         return min(bound.after for bound in self.bounds)
 
     @property
     def upto(self) -> int:
-        """Returns the highest bound. All tokens of the piece are at it or below."""
+        """Returns the highest bound. No token of the partition is above it."""
         return max(bound.upto for bound in self.bounds)
 
 
 def target_vector(stored: Mapping[str, Stored], *, linear: bool) -> Vector:
-    """Returns the vector up to which all facts are complete: of each writer by itself, or (``linear``) of all writers together.
+    """Returns the vector up to which all facts are complete.
 
-    A retired writer has nothing pending, so its entry is at least the linear position.
+    An entry is the position of the writer itself. If ``linear``, no entry is above the linear position. A retired
+    writer has nothing pending, so its entry is at least the linear position.
     """
     common = linear_position(stored.values(), 0)
     shown = positions_to_show(stored, common)
@@ -60,9 +61,10 @@ def target_vector(stored: Mapping[str, Stored], *, linear: bool) -> Vector:
 
 
 def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int | None) -> Vector:
-    """Returns the vector at which a batch ends: ``target``, but with each writer below the token ``beyond``.
+    """Returns the vector at which a batch ends: ``target``, with each writer limited to below the token ``beyond``.
 
-    No entry of ``start`` is lost or goes back. Writers are sorted, because Spark compares offsets as text.
+    No writer of ``start`` is missing in the result or goes back. Writers are sorted, because Spark compares offsets as
+    text.
     """
     end = dict(start)
     for writer, position in target.items():
@@ -72,16 +74,16 @@ def cut_vector(start: Mapping[str, int], target: Mapping[str, int], beyond: int 
 
 
 def stretches(start: Mapping[str, int], end: Mapping[str, int], *, from_zero: bool = False) -> dict[str, Range]:
-    """Returns the range to read of each writer that moved.
+    """Returns the ranges of facts to read, one for each writer that moved.
 
-    A writer that is missing in ``start`` begins at the lowest entry of ``start``, or with ``from_zero`` at 0.
+    A writer that is missing in ``start`` begins at the lowest entry of ``start``. If ``from_zero``, it begins at 0.
     """
     found = {w: (start.get(w, 0) if from_zero else position_of(start, w), upto) for w, upto in end.items()}
     return {writer: (after, upto) for writer, (after, upto) in found.items() if upto > after}
 
 
 def within(moved: Mapping[str, Range], after: int | None, upto: int | None) -> dict[str, Range]:
-    """Returns the stretches limited to ``(after, upto]``, without those that are then empty."""
+    """Returns the ranges in ``moved`` limited to ``(after, upto]``. Ranges that are then empty are left out."""
     cut = {
         writer: (first if after is None else max(first, after), last if upto is None else min(last, upto))
         for writer, (first, last) in moved.items()
@@ -90,9 +92,9 @@ def within(moved: Mapping[str, Range], after: int | None, upto: int | None) -> d
 
 
 def pieces(moved: Mapping[str, Range], cuts: Sequence[int]) -> list[PartitionRange]:
-    """Returns the stretches cut after each token of ``cuts``, which are ascending. The rows of a token stay together.
+    """Divides the ranges in ``moved`` after each token of ``cuts``. The rows of a token stay together.
 
-    If there would be more than ``MOST_PIECES`` pieces, only every n-th cut is used.
+    If there would be more than ``MOST_PIECES`` pieces, only every n-th token of ``cuts`` is used.
     """
     if not moved:
         return []

@@ -1,6 +1,6 @@
-"""Stored positions, epoch and generation of a stream, read over any connection for the Spark source (no Django).
+"""Reads stored positions, epoch and generation of a stream over any connection, for the Spark source (no Django).
 
-The connection is assumed to be in autocommit mode.
+The connection must be in autocommit mode.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ __all__ = ["SourcePositions", "known_positions"]
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """The position of one life of a writer in a recorded stream."""
+    """The position of a recorded writer in one of its lives.
+
+    The positions of a foreign writer restart with each of its lives.
+    """
 
     position: int
     state: str = ""
@@ -29,9 +32,10 @@ class _Recorded:
 
 @dataclass(frozen=True, slots=True)
 class SourcePositions:
-    """Stored positions of a stream's writers, the database's epoch, and for a stream in memory its generation (``life``).
+    """Stored positions of a stream's writers, and the database's epoch.
 
-    ``given_out`` is the last value that the stream's sequence gave out, or null if that cannot be known.
+    ``life`` is the generation of a stream in memory, otherwise empty. ``given_out`` is the last value that the stream's
+    sequence gave out, or null if that cannot be known.
     """
 
     stored: Mapping[str, Stored]
@@ -40,12 +44,15 @@ class SourcePositions:
     given_out: int | None = None
 
     def target(self, *, linear: bool) -> Vector:
-        """Returns the vector up to which all facts are complete; see ``target_vector``."""
+        """Returns the vector up to which all facts are complete (see ``target_vector``)."""
         return target_vector(self.stored, linear=linear)
 
 
 def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositions:
-    """Returns the positions that are stored now, none above the stream's sequence, with epoch and generation."""
+    """Returns the positions that are stored now, with epoch and generation.
+
+    No position is above the value of the stream's sequence.
+    """
     # The epoch comes first. If the database is restored between the two queries, the offset has the old epoch, and the next
     # batch is refused. In the other order, positions of the old database would get the new epoch and be accepted.
     cursor.execute(NEWEST_EPOCH)
@@ -60,6 +67,6 @@ def known_positions(cursor: Any, declaration: StreamDeclaration) -> SourcePositi
 
 
 def _is_standby(cursor: Any) -> bool:
-    """Returns true on a standby, whose sequences may be behind what the primary has shown."""
+    """Returns true on a standby, where a sequence may be behind the positions that the primary has shown."""
     cursor.execute("SELECT pg_is_in_recovery()")
     return bool(cursor.fetchone()[0])

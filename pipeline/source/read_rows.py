@@ -1,6 +1,6 @@
 """Reads a piece of a stream in an executor: PostgreSQL's binary COPY straight into Arrow batches (no Django).
 
-Connecting takes as long as reading 30,000 rows, because the driver asks for all types. So a worker keeps one connection
+Connecting takes as long as reading 30,000 rows, because the driver queries all types. So a worker keeps one connection
 for its next piece. Spark ends idle workers after a minute. Memory is bounded by the size of a batch, not by that of the
 piece.
 """
@@ -31,7 +31,7 @@ __all__ = ["ReadParameters", "read_piece"]
 
 _BATCH_BYTES = 4 * 1024 * 1024
 _RECEIVED = "received_at_ms"
-#: Use the index of IDs. Statistics of a table that has just grown say nothing about its newest rows.
+#: Forces the index of IDs. The statistics of a table that has just grown say nothing about its newest rows.
 _SESSION = (
     "SELECT set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false), "
     "set_config('jit', 'off', false), set_config('max_parallel_workers_per_gather', '0', false)"
@@ -43,7 +43,7 @@ _kept: list[tuple[str, Any]] = []
 
 @dataclass(frozen=True, slots=True)
 class ReadParameters:
-    """The parameters of a read, the same for all its pieces. With ``unbroken`` it is an error if facts were trimmed."""
+    """The parameters of a read, the same for all its pieces. If ``unbroken``, trimmed facts are an error."""
 
     dsn: str
     stream: str
@@ -53,23 +53,23 @@ class ReadParameters:
 
 
 def read_piece(reading: ReadParameters, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
-    """Yields the rows as Arrow batches, table by table, each table by ascending tokens.
+    """Yields the rows of a piece as Arrow batches, table by table, in each table by ascending tokens.
 
-    With ``unbroken``, raises ``ResyncNeeded`` after the last row if facts of the piece were trimmed.
+    If ``unbroken``, raises ``ResyncNeeded`` after the last row if facts of the piece were trimmed.
     """
     declaration = declaration_of(reading.stream)
     with _connection(reading.dsn) as connection, connection.cursor() as cursor:
         cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_BATCH_BYTES)})
         for table in tables_of(reading.conditions, declaration):
             yield from _rows_of(cursor, reading, table, piece)
-        # After the rows: if they are trimmed while they are read, the low-water mark read now shows it.
+        # Checked after the rows were read: if facts were trimmed meanwhile, the low-water mark shows it now.
         if reading.unbroken:
             _check_whole(_Inlined(cursor), reading.stream, piece)
 
 
 @contextmanager
 def _connection(dsn: str) -> Iterator[Any]:
-    """Yields the worker's connection. It is kept afterwards, unless the piece was not read to its end."""
+    """Yields the worker's connection. It is kept for the next piece if the block reads this piece to its end."""
     kept_dsn, connection = _kept.pop() if _kept else ("", None)
     if connection is not None and not (kept_dsn == dsn and _answers(connection)):
         connection.close()
@@ -118,7 +118,10 @@ def _rows_of(cursor: Any, reading: ReadParameters, table: FactTable, piece: Part
 
 
 def _as_declared(batch: pa.RecordBatch, schema: pa.Schema, table: str) -> pa.RecordBatch:
-    """Returns the batch with all columns of the schema: null where the table has none, times in milliseconds."""
+    """Returns the batch with all columns of the schema.
+
+    A column that the table does not have is null. Times are milliseconds.
+    """
     import pyarrow as pa  # noqa: PLC0415 - executors only
 
     found = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -153,7 +156,10 @@ def _check_whole(cursor: Any, stream: str, piece: PartitionRange) -> None:
 
 
 class _Inlined:
-    """Adapter of the bulk driver's cursor for statements with named parameters, which that driver does not support."""
+    """Adapter of the bulk driver's cursor that inserts named parameters into the statement as literals.
+
+    The driver itself does not support named parameters.
+    """
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor

@@ -1,7 +1,7 @@
-"""The row of a named Spark query in the table of readers, which the live page shows.
+"""Stores a named Spark query in the table of readers, which the live page shows.
 
-All functions take a cursor of any connection. The caller commits. ``positions`` holds what the query has handled, not what
-it has planned.
+All functions take a cursor of any connection. The caller commits. ``positions`` holds what the query has handled, not
+what it has planned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["ReaderRow", "beat_reader", "close_reader", "store_reader"]
 
 @dataclass(frozen=True, slots=True)
 class ReaderRow:
-    """A named Spark query, and the vector up to which it has handled each stream."""
+    """The row of a named Spark query, with the vector up to which it has handled each stream."""
 
     name: str
     process_id: int
@@ -41,5 +41,5 @@ def beat_reader(cursor: Any, name: str) -> None:
 
 
 def close_reader(cursor: Any, name: str, reason: str) -> None:
-    """Marks the row as closed, with the reason, when the query has ended."""
+    """Marks the row as closed, with the reason. Called when the query has ended."""
     reader_table.close_reader(cursor, _key(name), reason)

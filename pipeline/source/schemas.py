@@ -51,7 +51,7 @@ def declaration_of(stream: str) -> StreamDeclaration:
 
 
 def fact_columns(declaration: StreamDeclaration) -> dict[str, ColumnKind]:
-    """Returns name and kind of the columns of all tables, in order of first appearance.
+    """Returns name and kind of the columns of all tables, in the order in which they first appear.
 
     Raises ``ValueError`` if two tables have a column of the same name with different kinds.
     """
@@ -66,7 +66,7 @@ def fact_columns(declaration: StreamDeclaration) -> dict[str, ColumnKind]:
 def spark_schema(declaration: StreamDeclaration) -> StructType:
     """Returns the schema of ``format("replsite")`` for a stream.
 
-    Needs no Spark session, because Spark asks for the schema outside of one.
+    Needs no Spark session, because Spark also asks for the schema where it has no session.
     """
     from pyspark.sql import types  # noqa: PLC0415 - the columns are useful without Spark
 
@@ -80,7 +80,10 @@ def spark_schema(declaration: StreamDeclaration) -> StructType:
 
 
 def arrow_schema(declaration: StreamDeclaration, names: Sequence[str] | None = None) -> pa.Schema:
-    """Returns the same schema for Arrow batches. With ``names`` it has these columns only, in that order."""
+    """Returns the schema of a stream for Arrow batches.
+
+    If ``names`` is given, the schema has only these columns, in that order.
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     types = {
@@ -94,7 +97,7 @@ def arrow_schema(declaration: StreamDeclaration, names: Sequence[str] | None = N
 
 
 def chosen_columns(declaration: StreamDeclaration, schema: StructType) -> tuple[str, ...]:
-    """Returns the column names of the schema that a query or a write was given.
+    """Returns the names of the columns in ``schema``, which a query or a write was given.
 
     Raises ``ValueError`` if the stream has no column of that name and type.
     """

@@ -1,6 +1,7 @@
-"""The SQL of the Spark source, with all values as literals, because a bulk read takes no parameters (no I/O).
+"""The SQL of the Spark source (no I/O).
 
-Names of tables and columns come from declarations. Values are quoted by ``literal``.
+A bulk read takes no parameters, so all values are literals, quoted by ``literal``. Names of tables and columns come
+from declarations.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def rows_of_piece_sql(
 ) -> str:
     """Returns the query for a piece's rows in one table, by ascending tokens.
 
-    It selects those of the columns ``names`` that the table has.
+    Of the columns ``names`` it selects those that the table has.
     """
     columns = [sql for name in names if (sql := _column_sql(declaration, table, name))] or ["1 AS nothing"]
     order = order_sql(declaration, table) + (f", {table.then_by}" if table.then_by else "")
@@ -39,7 +40,10 @@ def rows_of_piece_sql(
 
 
 def _column_sql(declaration: StreamDeclaration, table: FactTable, name: str) -> str:
-    """Returns the column as an item of SELECT, or an empty string if the table has none. Times are returned as stored."""
+    """Returns the column as an item of SELECT, or an empty string if the table does not have it.
+
+    Times are selected as they are stored.
+    """
     if name in _COMMON:
         places = {
             "token": token_sql(declaration, table),
@@ -60,10 +64,10 @@ def cuts_sql(
     limit: int | None,
     conditions: Sequence[Condition] = (),
 ) -> str:
-    """Returns the query for the rows at which a piece is cut into partitions, as (row number, token), ascending.
+    """Returns the query for the rows at which a piece is divided into partitions.
 
-    These are the first row, every ``size``-th row, and the first row after ``limit``. Rows are counted from 1 over all
-    tables.
+    Its rows are (row number, token), ascending: the first row, every ``size``-th row, and the first row after
+    ``limit``. Rows are counted from 1, over all tables together.
     """
     limited = "ALL" if limit is None else str(limit + 1)
     selects = [

@@ -7,11 +7,11 @@ Each row becomes one fact, under an ID from the stream. IDs follow the order of 
 * ``dsn``: libpq connection string.
 * ``stream``: name.
 * ``writer``: name or pattern of the writer, default ``spark-{n}``.
-* ``writeId``: name of the write. A write under a used name appends nothing, so it can be repeated after any failure.
+* ``writeId``: name of the write. A write under a used name appends nothing. So a write can be repeated after any failure.
 
-Each attempt of a task stages its rows in one transaction, under a random number of its own. Only the attempts that Spark
-names in the commit are appended, and only if all their rows are present. So a task that is repeated, late or killed
-changes nothing.
+Each attempt of a task stages its rows in one transaction, under a random number of its own. Only the attempts that
+Spark names in the commit are appended, and only if all their rows are present. So a task that is repeated, late or
+killed changes nothing.
 
 The job's staging table is created before the tasks start, and dropped after the last. A task that comes later finds no
 table. The table is UNLOGGED: after a crash of PostgreSQL it is empty, and the write fails as a whole.
@@ -71,7 +71,7 @@ WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.at
 
 @dataclass(frozen=True, slots=True)
 class StagedRows(WriterCommitMessage):
-    """The message of a task to the commit: its partition, the number of the attempt, and the rows that this attempt staged."""
+    """The message of a task to the commit: its partition, the number of the attempt, and how many rows it staged."""
 
     partition: int
     attempt: int
@@ -81,7 +81,8 @@ class StagedRows(WriterCommitMessage):
 def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -> FactWriter:
     """Returns the writer of one job, and creates its staging table.
 
-    Raises ``ValueError`` if it would overwrite, if the stream has events, or if the columns do not fit the stream's table.
+    Raises ``ValueError`` if the job would overwrite facts, if the facts of the stream are events, or if the columns do
+    not fit the stream's table.
     """
     declaration = declaration_of(options.stream)
     if overwrite:
@@ -108,9 +109,9 @@ def fact_writer(options: WriteOptions, schema: StructType, *, overwrite: bool) -
 
 
 def staging_name(job: str, now: float) -> str:
-    """Returns the name of a job's staging table, which contains the time when it was made.
+    """Returns the name of a job's staging table, which contains the time when the table was made.
 
-    ``now`` is in seconds, by the database's clock, because the table's age is computed by that clock.
+    ``now`` is in seconds, by the database's clock, because the age of the table is computed by that clock.
     """
     return f"{PREFIX}{int(now):x}_{job}"
 
@@ -120,7 +121,7 @@ def _check_columns(
 ) -> tuple[str, ...]:
     """Returns those of the given columns that must not be null.
 
-    Raises ``ValueError`` if a column is missing that must not be null and has no default.
+    Raises ``ValueError`` if a column of the table is not given, must not be null and has no default.
     """
     cursor.execute(_NEEDED, [table.name])
     never_null = dict(cursor.fetchall())
@@ -151,7 +152,10 @@ class FactWriter(DataSourceArrowWriter):
         self.never_null = never_null
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
-        """Stages the rows of one attempt, all or none. Raises ``FactsNotAppended`` for a null or for JSON that is invalid."""
+        """Stages all rows of one attempt, or none of them.
+
+        Raises ``FactsNotAppended`` for a null that is not allowed, or for invalid JSON.
+        """
         from pyspark import TaskContext  # noqa: PLC0415 - executors only
 
         context = TaskContext.get()
@@ -193,7 +197,10 @@ class FactWriter(DataSourceArrowWriter):
         cursor.copy_expert(f"COPY {self.staging} FROM STDIN (FORMAT BINARY)", io.BytesIO(content))
 
     def _staged(self, column: Column, values: pa.Array) -> pa.Array:
-        """Returns the values of a column. JSON is re-encoded as on the wire, so that every reader of the stream can decode it."""
+        """Returns the values of a column as they are staged.
+
+        JSON is re-encoded as on the wire, so that every reader of the stream can decode it.
+        """
         import pyarrow as pa  # noqa: PLC0415 - executors only
 
         if column.kind not in (ColumnKind.JSON, ColumnKind.JSON_TEXT):
@@ -208,11 +215,14 @@ class FactWriter(DataSourceArrowWriter):
         return pa.array(texts, pa.string())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Appends the staged rows in a process that is a writer. Raises ``FactsNotAppended``."""
+        """Appends the staged rows, in a process that is a writer. Raises ``FactsNotAppended``."""
         _append(self.work(messages))
 
     def work(self, messages: Sequence[WriterCommitMessage | None]) -> dict[str, Any]:
-        """Returns the work for ``pipeline.source.append_process``. Raises ``FactsNotAppended`` if a task sent no message."""
+        """Returns the input of ``pipeline.source.append_process``.
+
+        Raises ``FactsNotAppended`` if a task sent no message.
+        """
         staged = [message for message in messages if isinstance(message, StagedRows)]
         if len(staged) != len(messages):
             raise FactsNotAppended(
@@ -232,7 +242,7 @@ class FactWriter(DataSourceArrowWriter):
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Drops the staging table after a task failed, so that nothing is appended.
 
-        If the drop fails, ``sweep`` repeats it in a later write.
+        If that fails, a later write drops the table (``sweep``).
         """
         connection = psycopg2.connect(self.options.dsn, application_name="replsite spark staging", connect_timeout=10)
         try:
@@ -245,9 +255,10 @@ class FactWriter(DataSourceArrowWriter):
 
 
 def _append(work: Mapping[str, Any]) -> None:
-    """Runs ``append_process``. Raises ``FactsNotAppended`` with its last line on stderr.
+    """Runs ``append_process``. If it fails, raises ``FactsNotAppended`` with the last line that it wrote to stderr.
 
-    The work goes through standard input. On a command line, other users of the machine could read the connection string.
+    The work goes through standard input. On a command line, other users of the machine could read the connection
+    string.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     ended = subprocess.run(

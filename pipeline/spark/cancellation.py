@@ -1,7 +1,7 @@
-"""Cancels Spark jobs of a job that is to stop (driver).
+"""Cancels the Spark jobs of a job that is to stop (driver).
 
-The work itself blocks in a call to Spark and cannot check. So a second thread checks meanwhile, and cancels the Spark
-tasks. A cancelled task leaves nothing, because its transaction is rolled back.
+The job's own thread waits in a call to Spark, so it cannot check whether the job is to stop. A second thread checks
+instead, and cancels the Spark tasks. A cancelled task leaves nothing, because its transaction is rolled back.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _GROUP_PROPERTIES = ("spark.jobGroup.id", "spark.job.description", "spark.job.in
 
 @contextmanager
 def spark_steps(step: Callable[[], None], spark: SparkSession, group: str) -> Iterator[None]:
-    """Calls ``step`` about once a second while the block's thread runs Spark jobs.
+    """Calls ``step`` about once a second, in another thread, while the block runs Spark jobs.
 
-    If ``step`` raises a ``PipelineError``, the Spark jobs are cancelled and the block ends with that error. The block's
-    Spark jobs have the job group ``group``, and only this group is cancelled.
+    If ``step`` raises a ``PipelineError``, the block's Spark jobs are cancelled and the block ends with that error.
+    They have the job group ``group``, and only this group is cancelled.
     """
     context = spark.sparkContext
     context.setJobGroup(group, group, interruptOnCancel=True)
@@ -49,7 +49,7 @@ def spark_steps(step: Callable[[], None], spark: SparkSession, group: str) -> It
     finally:
         watcher.stop()
         for name in _GROUP_PROPERTIES:
-            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # null takes it away
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # null removes it
     if watcher.reason is not None:
         raise watcher.reason
 
@@ -74,7 +74,7 @@ class _Watcher(threading.Thread):
                 self.reason = error
             except DjangoError as error:  # the work itself will fail too, if the database stays away
                 log.warning("job.not_looked", error=str(error))
-        connections.close_all()  # this thread's own
+        connections.close_all()  # closes the connections of this thread only
         while self.reason is not None and not self._over.is_set():
             # Repeated until the block ends: cancelling affects running jobs only, and the work may start the next one.
             self._context.cancelJobGroup(self._group)

@@ -1,7 +1,7 @@
 """Checks before a job that the executors of a cluster can do our work (driver, no Django; runs tasks in the executors).
 
-A cluster may lack a package, access to the database, or free cores. Without this check, Spark reports the first as a stack
-trace in the middle of the job, and the last never.
+A cluster may lack a package, access to the database, or free cores. Without this check, Spark would report a missing
+package as a stack trace in the middle of the job, and missing cores never.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _GROUP = "replsite check"
 
 
 def find_missing(dsn: str) -> dict[str, str]:
-    """Returns what is missing in this executor: {name: error}. Empty if nothing is."""
+    """Returns what this executor lacks, as {name: error}. It is empty if nothing is missing."""
     missing = {}
     for name in TASK_MODULES:
         try:
@@ -58,10 +58,10 @@ def find_missing(dsn: str) -> dict[str, str]:
 
 
 def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -> None:
-    """Runs a check in as many tasks as the cluster has cores, ``_MOST_ASKED`` at most.
+    """Runs a check in as many tasks as the cluster has cores, at most ``_MOST_ASKED``.
 
     Raises ``ClusterUnfit`` with the hosts and what they lack. Also raises it if no executor took the tasks within
-    ``seconds``. Then no worker has cores and memory left for this job.
+    ``seconds``, because then no worker has cores and memory left for this job.
     """
     answers = _ask(spark, dsn, seconds)
     unfit = {host: missing for host, missing in answers if missing}
@@ -74,7 +74,10 @@ def check_executors(spark: SparkSession, dsn: str = "", seconds: float = 60.0) -
 
 
 def _ask(spark: SparkSession, dsn: str, seconds: float) -> list[tuple[str, dict[str, str]]]:
-    """Returns (host, what is missing) of each task. The Spark job runs in a thread of its own, so that it can be abandoned."""
+    """Returns (host, what is missing) of each task.
+
+    The Spark job runs in a thread of its own, so that the caller can stop waiting for it.
+    """
     context = spark.sparkContext
     question = _Question(spark, dsn)
     question.start()
@@ -101,7 +104,7 @@ class _Question(threading.Thread):
         self.failed = ""
 
     def run(self) -> None:
-        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - slow, and the executors need it not
+        from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - slow, and the executors do not need it
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         context = self._spark.sparkContext

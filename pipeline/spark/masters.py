@@ -1,7 +1,7 @@
 """Handles Spark masters: their syntax, whether one answers, and the address at which executors reach us (driver, no Django).
 
 Accepted are ``local``, ``local[2]``, ``local[*]``, ``spark://HOST:PORT[,HOST:PORT…]``, ``yarn`` and ``k8s://…``. Spark
-Connect (``sc://``) is not: a job ships its code and cancels its tasks through the driver's own context.
+Connect (``sc://``) is not accepted: a job ships its code and cancels its tasks through the driver's own context.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ _FORMS = re.compile(
 
 
 def check_master(master: str) -> str:
-    """Returns the master unchanged. Raises ``UnusableArguments`` for one that Spark would answer with a stack trace."""
+    """Returns the master unchanged, or raises ``UnusableArguments`` if it is not accepted.
+
+    Spark itself answers a wrong master with a stack trace.
+    """
     if not _FORMS.fullmatch(master) or any(not 0 < port < 2**16 for _, port in addresses_of(master)):
         raise UnusableArguments(
             f"{master!r} is no Spark master. Write local[CORES], local[*], spark://HOST:PORT, yarn or k8s://URL."
@@ -42,7 +45,10 @@ def check_master(master: str) -> str:
 
 
 def master_argument(text: str) -> str:
-    """Checks the master as the argparse type of ``--master``. An error ends the command with status 2 before any work."""
+    """Checks the value of ``--master``. This is the argparse type of that option.
+
+    An error ends the command with status 2 before any work.
+    """
     try:
         return check_master(text)
     except UnusableArguments as error:
@@ -55,9 +61,9 @@ def is_local(master: str) -> bool:
 
 
 def retrying(master: str) -> str:
-    """Returns the master with retries, so that a task whose Python worker was killed runs again.
+    """Returns the master with a number of tries, so that a task whose Python worker was killed runs again.
 
-    Clusters do that anyway, local masters only on request. A number of tries that is given stays.
+    Clusters retry anyway, local masters only on request. If the master states a number of tries, it is kept.
     """
     if master == "local":
         return f"local[1,{_TASK_TRIES}]"
@@ -65,7 +71,7 @@ def retrying(master: str) -> str:
 
 
 def addresses_of(master: str) -> list[tuple[str, int]]:
-    """Returns (host, port) of every master of a standalone cluster. Other kinds have none."""
+    """Returns (host, port) of every master of a standalone cluster. For other kinds of master the list is empty."""
     if not master.startswith("spark://"):
         return []
     pairs = (address.rsplit(":", 1) for address in master.removeprefix("spark://").split(","))
@@ -73,7 +79,10 @@ def addresses_of(master: str) -> list[tuple[str, int]]:
 
 
 def check_master_answers(master: str, seconds: float = _ANSWER_SECONDS) -> None:
-    """Raises ``MasterAway`` if no master of a standalone cluster accepts a connection. Spark itself would try for a minute."""
+    """Raises ``MasterAway`` if no master of a standalone cluster accepts a connection.
+
+    Spark itself would try for a minute.
+    """
     failures = []
     for host, port in addresses_of(master):
         try:
@@ -90,9 +99,10 @@ def check_master_answers(master: str, seconds: float = _ANSWER_SECONDS) -> None:
 
 
 def driver_address(master: str) -> str | None:
-    """Returns this machine's address that faces the cluster, for connections from executors. None: Spark chooses it.
+    """Returns the address of this machine to which executors connect. None means that Spark chooses it.
 
-    Sends nothing. For a master on this machine it is loopback, so nothing listens outside.
+    It is the address that faces the cluster, and nothing is sent to find it. If the master is on this machine, it is
+    loopback, so the driver does not listen on the network.
     """
     if is_local(master):
         return _LOOPBACK

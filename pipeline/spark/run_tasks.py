@@ -1,4 +1,4 @@
-"""Runs one function in many Spark tasks, once for each task number, and returns the results in the order of the numbers."""
+"""Runs one function in many Spark tasks, once for each task number. Returns the results in the order of the numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finished_tasks(spark: SparkSession) -> int:
 
 
 def error_summary(text: str) -> str:
-    """Returns the line of a remote traceback that names the error, and the place in the code."""
+    """Returns the line of a remote traceback that names the error, followed by the last line that names a file."""
     lines = [line.strip() for line in text.splitlines()]
     python = [
         line

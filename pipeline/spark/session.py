@@ -1,4 +1,4 @@
-"""Creates Spark sessions: the one place with their configuration. Ships our code to the executors.
+"""Creates Spark sessions, and ships our code to the executors. Only this module configures Spark.
 
 Assumes that this process runs no JVM yet, because a JVM's memory and environment are fixed at its start. The JVM, and
 through it the Python workers, get an environment without Django's and our own variables. So a worker cannot load Django
@@ -32,17 +32,18 @@ __all__ = ["LIGHT_DRIVER", "PRIVATE_FILES", "SHIPPED_ROOMS", "code_archive", "fi
 
 #: Packages whose modules executors may import. ``replsite`` is never one of them.
 SHIPPED_ROOMS = ("streams", "state", "events", "pipeline")
-#: For a driver that only hands out tasks. Full JIT compilation would take half of its CPU and never pay off.
+#: For a driver that only hands out tasks. Full JIT compilation would take half of the driver's CPU time and never pay
+#: off.
 LIGHT_DRIVER = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 #: For a driver on this machine: only its own account may read its files. On a cluster, executors may have another account.
 PRIVATE_FILES = {"spark.hadoop.fs.permissions.umask-mode": "077"}
 #: Workers allocate and free memory for each batch. By default the C library returns freed memory to the system. Getting it
-#: back page by page took a fifth of a worker's time, so it keeps more.
+#: back page by page took a fifth of a worker's time. With these settings the C library keeps more of it.
 _MEMORY_OF_WORKERS = {
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 * 1024 * 1024),
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * 1024),
 }
-#: The module that forks the workers on this machine. Its folder, which holds nothing else, is put on its path.
+#: The module that forks the workers on this machine. Its folder is put on the workers' path, and holds nothing else.
 _DAEMON = {"spark.python.daemon.module": "warm_spark_daemon"}
 _DAEMONS_FOLDER = Path(__file__).resolve().parent / "workers"
 _ROOMS_FOLDER = Path(__file__).resolve().parents[2]
@@ -72,9 +73,9 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """Yields a session for the block. ``folder`` takes its scratch files and the archive of our code.
 
-    A session that this process already has is used as it is, and stays open. ``project`` is a folder that may hold
-    ``.java``. ``conf`` adds to our configuration and wins over it. Raises ``JavaMissing``, ``UnusableArguments`` for an
-    invalid master, and ``MasterAway``. Starting takes some seconds.
+    If this process has a session already, it is used as it is, and stays open. ``project`` is a folder that may hold
+    ``.java``. ``conf`` is added to our configuration, and wins over it. Raises ``JavaMissing``, ``UnusableArguments``
+    for an invalid master, and ``MasterAway``. Starting takes some seconds.
     """
     check_master(master)
     from pyspark.sql import SparkSession  # noqa: PLC0415 - slow to import, and not needed to read this module
@@ -106,7 +107,7 @@ def spark_session(
 def _stop(session: SparkSession) -> None:
     """Stops the session and its JVM.
 
-    Errors of the stop are ignored, so the error that ended the work is not replaced by them.
+    Errors of the stop are ignored, so that they do not replace the error that ended the work.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
 
@@ -121,7 +122,7 @@ def _stop(session: SparkSession) -> None:
 
 
 def _forget(session: SparkSession) -> None:
-    """Does the last steps of a session's stop, if the stop failed before them."""
+    """Does the last steps of stopping a session, for a stop that failed before them."""
     from pyspark.sql import SparkSession, SQLContext  # noqa: PLC0415
 
     session.sparkContext.stop()  # the failed stop already dropped the JVM, so this one does the rest without it
@@ -131,9 +132,10 @@ def _forget(session: SparkSession) -> None:
 
 @contextmanager
 def _own_interrupt_handler() -> Iterator[None]:
-    """Keeps our SIGINT handler while Spark starts, and delays interrupts until then."""
-    # Spark installs a SIGINT handler that talks to the JVM, even in the middle of another call. So ours is restored.
-    # An interrupt during the start is delayed: it would leave a JVM that no object refers to and that never ends.
+    """Keeps our SIGINT handler while Spark starts. Interrupts are delayed until the start is over."""
+    # Spark installs a SIGINT handler that talks to the JVM, even in the middle of another call. So our handler is
+    # restored. An interrupt during the start is delayed: it would leave a JVM that no object refers to and that never
+    # ends.
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
@@ -155,7 +157,7 @@ def _end_jvm() -> None:
     process = getattr(gateway, "proc", None)
     if gateway is None or process is None:
         return
-    with suppress(Exception):  # it sends a message to the JVM, which may be gone
+    with suppress(Exception):  # the call sends a message to the JVM, which may be gone
         gateway.shutdown()
     process.stdin.close()
     try:
@@ -191,7 +193,10 @@ def _configuration(folder: Path, master: str) -> dict[str, str]:
 
 
 def _java_options(folder: Path) -> str:
-    """Returns the JVM options: only errors on stderr, where our progress is shown, and temporary files in our folder."""
+    """Returns the JVM options. Temporary files go to our folder.
+
+    Only errors are logged to stderr, because our progress is shown there.
+    """
     levels = folder / "log4j2.properties"
     levels.write_text(_LOGGING)
     return f"-Djava.io.tmpdir={folder / 'tmp'} -XX:-UsePerfData -Dlog4j2.configurationFile={levels.as_uri()}"
@@ -201,8 +206,8 @@ def _java_options(folder: Path) -> str:
 def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str]) -> Iterator[None]:
     """Sets the environment for the start of the JVM: this Python, and no variables of Django or of the site.
 
-    Workers of a cluster run the Python of ``spark.pyspark.python``. If that is not set, they run the path of the driver's
-    Python, which must exist on their hosts.
+    Workers of a cluster run the Python of ``spark.pyspark.python``. If that is not set, they run a Python at the same
+    path as the driver's, which must exist on their hosts.
     """
     before = dict(os.environ)
     for name in list(os.environ):
@@ -225,9 +230,10 @@ def _environment_of_jvm(java_home: str | None, configuration: Mapping[str, str])
 
 
 def find_java(project: Path | None = None) -> str | None:
-    """Returns the ``JAVA_HOME`` to use: the one that is set, None if ``java`` is on the path, or the project's own ``.java``.
+    """Returns the ``JAVA_HOME`` to use, or None if ``java`` is on the path.
 
-    Raises ``JavaMissing`` if there is none.
+    If ``JAVA_HOME`` is set, it is returned. If there is no ``java`` either, the project's own ``.java`` is returned.
+    Raises ``JavaMissing`` if there is none of these.
     """
     if home := os.environ.get("JAVA_HOME"):
         return home

@@ -1,6 +1,7 @@
-"""Opens Spark sessions for the site's commands and jobs, with the site's settings and checked executors (driver, with Django).
+"""Opens Spark sessions for the site's commands and jobs, with the site's settings (driver, with Django).
 
-Notebooks and other services use ``pipeline.spark.session.spark_session``, which needs no settings.
+The executors of a cluster are checked first. Notebooks and other services use ``pipeline.spark.session.spark_session``,
+which needs no settings.
 """
 
 from __future__ import annotations

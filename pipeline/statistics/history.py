@@ -1,10 +1,10 @@
-"""Maintains the history of statistics: the figures of the whole server by hour and day, and their limits.
+"""Maintains the history of statistics: the figures of the whole server by hour and day, and the limits of their number.
 
-``take_figures`` reads the statistics of all rooms, but no events or state. Sizes are those that PostgreSQL reports for its
-tables. ``go_through`` counts some rooms again, those counted longest ago, and removes rooms that are gone. So changes of the
-tables without a fact reach the statistics after a while. ``bound_history`` deletes old rows.
+``take_figures`` reads the statistics of all rooms, but no events or state. Sizes are those that PostgreSQL reports for
+its tables. ``go_through`` recounts the rooms that were counted longest ago, and removes rooms that are gone. So changes
+that came without a fact reach the statistics after a while. ``bound_history`` deletes old rows.
 
-Call each with a short transaction of its own open.
+Call each function in a short transaction of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 HOURS_KEPT = 8 * 24
 DAYS_KEPT = 3 * 366
 ROOMS_OF_A_DAY = 20
-"""Rooms that are kept of each day before yesterday, the busiest ones."""
+"""The number of rooms that are kept for each day before yesterday: the busiest ones."""
 USER_DAYS_KEPT = 30
 """Days for which active users of this server are stored. Others are stored for three days."""
 _OTHER_USER_DAYS_KEPT = 3
@@ -88,14 +88,14 @@ _BOUNDS = (
 
 
 def take_figures(cursor: Any) -> None:
-    """Writes the server's figures into the row of the present hour and of the present day, over earlier ones."""
+    """Writes the server's figures into the rows of the present hour and the present day. Replaces earlier figures."""
     cursor.execute(_FIGURES)
 
 
 def go_through(cursor: Any, server_name: str, limit: int = 500) -> int:
-    """Counts members and state of ``limit`` rooms again, those counted longest ago.
+    """Recounts members and state of the ``limit`` rooms that were counted longest ago.
 
-    Returns the number of rooms that were gone.
+    Removes rooms that no longer exist, and returns their number.
     """
     cursor.execute(_LONGEST_AGO, {"limit": limit})
     rooms = [room_id for (room_id,) in cursor.fetchall()]
@@ -107,6 +107,6 @@ def go_through(cursor: Any, server_name: str, limit: int = 500) -> int:
 
 
 def bound_history(cursor: Any) -> None:
-    """Deletes rows that are too old, and all but the busiest rooms of earlier days."""
+    """Deletes rows that are too old. Of each day before yesterday, keeps only the busiest rooms."""
     for statement in _BOUNDS:
         cursor.execute(statement)

@@ -1,11 +1,11 @@
 """Updates the statistics of rooms and server with a micro-batch: adds its counts, and recounts what it changed.
 
 Counts are sums over the batch's facts. The caller ensures that a batch is added only once (``pipeline.live.ledger``).
-Members and state entries are not added up. They are counted again from the current state, for rooms in which it changed.
-The database holds all facts of the batch, so these numbers are the present ones. A later change comes with its own batch.
+Members and state entries are not added up. They are recounted from the current state of each room whose state the batch
+changed. The database holds all facts of the batch by then. A change that is newer comes with a later batch.
 
-Call it with the transaction open. Only one process does so at a time, because it holds the ledger's row. The work is
-bounded by the size of the batch.
+The caller has a transaction open that holds the ledger's row. So only one process at a time updates the statistics. The
+work is bounded by the size of the batch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["COUNTED", "DAY_SECONDS", "HOUR_SECONDS", "Figures", "add_figures", "
 HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
 COUNTED = ("events", "messages", "state_events", "rejected", "history")
 """Names of the counts of facts."""
-#: Events of older days still count, but not their senders and rooms as active: the rows of that day may be deleted already.
+#: Events of older days still count, but their senders and rooms do not count as active: the rows that tell whether they
+#: were counted before may be deleted already.
 _LATEST_DAYS = 2
 
 _GIVEN = """
@@ -91,7 +92,8 @@ UPDATE pipeline_serverstatistics SET active_rooms = active_rooms + %(rooms)s, ac
     active_local_users = active_local_users + %(local)s
 WHERE step_seconds = {DAY_SECONDS} AND at = %(day)s::date::timestamp AT TIME ZONE 'UTC'
 """
-#: Recounts members and state of the rooms ``%(rooms)s``. With ``%(changed)s``, only of those and of rooms never counted.
+#: Recounts members and state of ``%(rooms)s``. If ``%(changed)s`` is given, recounts only those of the rooms that are
+#: in it or were never counted.
 _FIGURES = """
 WITH asked AS MATERIALIZED (
   SELECT room_id FROM pipeline_roomstatistics
@@ -118,7 +120,10 @@ _FORGET = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The sums of a batch, as columns: one row for each (hour, room), and one for each (day, sender of an accepted event)."""
+    """The sums of a batch as columns, with one row for each (hour, room).
+
+    ``day_ms`` and ``user_id`` are the columns of a second table: one row for each (day, sender of an accepted event).
+    """
 
     hour_ms: Sequence[int] = ()
     room_id: Sequence[str] = ()
@@ -158,15 +163,15 @@ def add_figures(cursor: Any, figures: Figures, server_name: str) -> None:
 
 
 def count_again(cursor: Any, rooms: Iterable[str], server_name: str, changed: Iterable[str] | None = None) -> None:
-    """Counts members and state of rooms that have statistics.
+    """Recounts members and state of those ``rooms`` that have statistics.
 
-    With ``changed``, only of these rooms and of those never counted.
+    If ``changed`` is given, recounts only rooms that are in ``changed`` or were never counted.
     """
     given = {"rooms": list(rooms), "changed": None if changed is None else list(changed), "server": server_name}
     cursor.execute(_FIGURES, given)
 
 
 def forget_rooms(cursor: Any, rooms: Iterable[str]) -> None:
-    """Deletes the statistics of rooms that are gone. The server's own numbers stay."""
+    """Deletes the statistics of rooms that are gone. The server's statistics stay as they are."""
     for statement in _FORGET:
         cursor.execute(statement, {"rooms": list(rooms)})

@@ -1,1 +1,1 @@
-"""The sources of an import: files of lines, Parquet files, the database of a Synapse server."""
+"""The sources of an import: files of lines, Parquet files, and the database of a Synapse server."""

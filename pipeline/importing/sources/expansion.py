@@ -17,7 +17,7 @@ REASON = "expands-too-much"
 
 
 _OF_ROW = 500
-"""Bytes counted for each row or line besides its content, because a million empty ones are work too."""
+"""Bytes counted for each row or line besides its content, because a million empty rows are work too."""
 
 
 class ExpandsTooMuch(Exception):
@@ -31,7 +31,7 @@ class Expansion:
         self._bytes = self._rows = 0
 
     def give(self, size: int, rows: int, taken: int) -> None:
-        """Adds ``size`` bytes in ``rows`` rows. ``taken`` is the number of bytes of the source read so far.
+        """Adds ``size`` bytes in ``rows`` rows. ``taken`` is how many bytes of the source were read so far.
 
         Raises ``ExpandsTooMuch`` if the sum exceeds the limit.
         """

@@ -2,7 +2,7 @@
 
 A name is a file, a folder of Parquet files, or the ``postgresql://`` URL of a Synapse database. The content of a file
 determines its format: JSON Lines (plain or compressed), Parquet, or a Synapse SQLite file. All inputs are inspected
-before any is read. One that cannot be used is refused by name.
+before any of them is read. The error for an unusable input contains its name.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def input_names(names: Sequence[str]) -> list[str]:
 
 
 def open_inputs(names: Sequence[str]) -> list[Input]:
-    """Returns the inputs for these names, after inspecting each. Raises ``UnusableSource`` for the first unusable one."""
+    """Inspects the inputs of these names and returns them. Raises ``UnusableSource`` for the first unusable one."""
     found: list[Input] = []
     for name in names:
         found += [_database(name)] if is_url(name) else [_file(path) for path in _files(name)]
@@ -88,7 +88,7 @@ def _files(name: str) -> list[Path]:
 def _is_hidden(path: Path) -> bool:
     """Returns true for a file that Spark ignores as hidden.
 
-    For instance, a killed job leaves files in a folder ``_temporary`` that are not part of the table.
+    For instance, a killed job leaves files in a folder ``_temporary``. They are not part of the table.
     """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.parts)
 
@@ -120,7 +120,10 @@ def _form(head: bytes) -> Form:
 
 
 def _at_rest(path: Path, form: Form) -> dict[str, Any]:
-    """Returns figures that change when the file does, without reading it. For SQLite they include the size of the WAL file."""
+    """Returns figures that change when the file changes. The file's content is not read.
+
+    For SQLite they include the size of the WAL file.
+    """
     about = path.stat()
     found: dict[str, Any] = {"size": about.st_size, "modified_ns": about.st_mtime_ns}
     if form is Form.SQLITE:
@@ -146,9 +149,9 @@ def _database(dsn: str) -> Input:
 
 
 def unchanged(found: Input, before: Mapping[str, Any]) -> Input:
-    """Returns the input with the identity with which the job began. Raises ``SourceChanged`` if a file has changed.
+    """Returns the input with the identity that it had when the job began. Raises ``SourceChanged`` if a file changed.
 
-    A PostgreSQL database may have grown. The job then reads the stream orderings with which it began.
+    A PostgreSQL database may have grown. The job then reads only the stream orderings that there were when it began.
     """
     if found.form is not Form.POSTGRESQL and dict(found.identity) != dict(before):
         raise _changed(found)
@@ -177,7 +180,7 @@ def _changed(one: Input) -> SourceChanged:
 
 @contextmanager
 def parts_of_inputs(inputs: Sequence[Input], part_bytes: int) -> Iterator[list[Part]]:
-    """Yields the parts of all inputs, in their order. They can be read within the block only. Raises ``UnusableSource``."""
+    """Yields the parts of all inputs, in order. They can only be read within the block. Raises ``UnusableSource``."""
     with ExitStack() as stack:
         yield [part for number, one in enumerate(inputs) for part in _parts(stack, number, one, part_bytes)]
 
@@ -193,7 +196,7 @@ def _parts(stack: ExitStack, number: int, one: Input, part_bytes: int) -> list[P
 
 
 def announcing_rows(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine | PassedLines]:
-    """Yields the rows of a part that may announce a room version, and possibly others.
+    """Yields the rows of a part that may announce a room version, and possibly other rows.
 
     For a file of lines, the last item is a ``PassedLines`` with the number of lines.
     """

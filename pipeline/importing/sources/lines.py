@@ -1,8 +1,8 @@
-"""Reads lines of input files as bytes, of whatever content (pure but for reading the files).
+"""Reads lines of input files as bytes, whatever they contain (pure but for reading the files).
 
-A plain file is read in byte ranges, a compressed one as a whole. A line that is too long, and an archive that breaks off,
-become a ``BrokenLine``, never an exception. Blank lines are numbered, and otherwise ignored. Memory is bounded by the
-limit for a line.
+A plain file is read in byte ranges, a compressed file as a whole. A line that is too long becomes a ``BrokenLine``, and
+so does the rest of a compressed file that cannot be read to its end. Neither raises an exception. Blank lines are
+numbered, and otherwise ignored. Memory is bounded by the limit for a line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def read_lines(part: Part, limit_bytes: int) -> Iterator[Line | BrokenLine]:
 
 
 def announcing_lines(part: Part, limit_bytes: int, word: bytes) -> Iterator[Line | BrokenLine | PassedLines]:
-    """Yields the part's lines that contain ``word``, and possibly others. Raises ``OSError``.
+    """Yields the part's lines that contain ``word``, and possibly other lines. Raises ``OSError``.
 
     The last item is a ``PassedLines`` with the number of lines in the part.
     """
@@ -92,7 +92,10 @@ def _chunks(read: Callable[[int], bytes], size: int = _CHUNK_BYTES) -> Iterator[
 
 
 def _chunks_within(read: Callable[[int], bytes], length: int | None) -> Iterator[bytes]:
-    """Yields the first ``length`` bytes in chunks, then the bytes after them in chunks of their own."""
+    """Yields the first ``length`` bytes in chunks, then the bytes after them.
+
+    No chunk extends across that boundary. If ``length`` is None, yields the whole rest of the file.
+    """
     left = length  # None: the whole rest of the file
     while left is not None and left > 0 and (chunk := read(min(left, _CHUNK_BYTES))):
         left -= len(chunk)
@@ -150,16 +153,19 @@ def _zstd(path: str) -> tuple[Any, Callable[[int], bytes]]:
 
 
 def _from(read: Callable[[int], bytes], offset: int, piece: int) -> Iterator[bytes]:
-    """Yields the content after the first ``offset`` bytes. These were read before, so reading them again does not fail."""
+    """Yields the content after the first ``offset`` bytes.
+
+    These bytes were read before, so reading them again does not fail.
+    """
     while offset > 0 and (skipped := read(min(offset, _ZSTD_PIECES[0]))):
         offset -= len(skipped)
     yield from _chunks(read, piece)
 
 
 class _Cutter:
-    """Splits chunks into lines. Of a line over the limit it keeps only the first bytes.
+    """A splitter of chunks into lines. Of a line over the limit it keeps only the first bytes.
 
-    It yields the lines that begin within the first ``length`` bytes. A chunk must not extend across that offset.
+    It yields the lines that begin within the first ``length`` bytes. No chunk may extend across that boundary.
     """
 
     def __init__(self, limit: int, length: int | None) -> None:
@@ -171,7 +177,7 @@ class _Cutter:
         self._size = 0
 
     def cut(self, chunks: Iterator[Any]) -> Iterator[Line | BrokenLine | PassedLines]:
-        """Yields the lines of the chunks, until the next line would begin after the part."""
+        """Yields the lines of the chunks. Ends when the next line would begin after the part."""
         while self._offset < self._end and (chunk := next(chunks, None)) is not None:
             if isinstance(chunk, tuple):
                 yield self._broken_off(*chunk)
@@ -212,7 +218,7 @@ class _Cutter:
             self._size += len(piece)
 
     def _line(self, piece: bytes, separator: int) -> Line | BrokenLine | None:
-        """Returns the line that ends with this piece, or null for a blank one."""
+        """Returns the line that ends with ``piece``, or null if the line is blank."""
         content, size = piece, len(piece)
         if self._size:
             self._collect(piece)
@@ -227,16 +233,17 @@ class _Cutter:
         return None if not content or content.isspace() else Line(number, content)
 
     def _broken_off(self, reason: str, error: Exception) -> BrokenLine:
-        """Returns the ``BrokenLine`` that stands for the rest of an unreadable archive."""
+        """Returns the ``BrokenLine`` for the rest of a compressed file that cannot be read."""
         number = self._number
         self._number += 1
         return BrokenLine(number, reason, str(error), b"".join(self._collected)[:HEAD_BYTES])
 
 
 class _Finder(_Cutter):
-    """Finds the lines that contain a word.
+    """A finder of the lines that contain a word.
 
-    Whole lines of a chunk without the word are skipped. All other lines are yielded.
+    Of the whole lines in a chunk, it yields only those with the word. It also yields lines that extend over several
+    chunks.
     """
 
     def __init__(self, limit: int, length: int | None, word: bytes) -> None:

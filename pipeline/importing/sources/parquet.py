@@ -1,13 +1,13 @@
 """Events in Parquet files: the columns that are read, and the rows (no Django).
 
 The column ``json`` holds an event's exact bytes, or text. Columns with the names in
-``pipeline.importing.sources.parts.TOLD`` are read too, if they exist. Other columns are ignored. A part is a range of row
-groups. A row group that cannot be decoded becomes one broken line, and the next one is read. Memory holds one batch of
-rows, and for each column a buffer and a page.
+``pipeline.importing.sources.parts.TOLD`` are read too, if they exist. Other columns are ignored. A part is a range of
+row groups. If a row group cannot be decoded, its remaining rows become one broken line, and the next row group is read.
+Memory holds one batch of rows, and for each column a buffer and a page.
 
-A few hundred bytes can expand to gigabytes: if a value is stored once, each row with it costs a bit. So the headers of
-pages are checked before pages are unpacked (``_rows_at_once``), and the size of the rows is compared with that of the
-file (``pipeline.importing.sources.expansion``).
+A few hundred bytes can expand to gigabytes: if a value is stored once, each further row with it costs a bit. So the
+headers of pages are checked before pages are unpacked (``_rows_at_once``). The size of the rows is compared with that
+of the file (``pipeline.importing.sources.expansion``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _ROWS_PER_BATCH = 1_000
 _BUFFER_BYTES = 1024 * 1024
 _ROWS_PER_PART = 50_000
 _BATCH_BYTES = 32 * 1024 * 1024
-#: Largest page: room for 1,000 events of maximum size, which some programs write at a time, and half as much again.
+#: The largest page. It has room for 1,500 events of maximum size. Some programs write 1,000 events at a time.
 _PAGE_BYTES = 100 * 1024 * 1024
-#: Memory for the place and the length of a value, while its page is read.
+#: Memory for the offset and the length of a value while its page is read.
 _BYTES_PER_VALUE = 16
 _LARGEST_TEXT = 64 * 1024
 _MOST_ROWS = 2**31
@@ -50,7 +50,7 @@ def check_file(path: Path) -> None:
 
 
 def parts_of(file: int, path: Path) -> list[Part]:
-    """Returns parts of whole row groups, with at most 50,000 rows unless one group has more. Returns at least one part.
+    """Returns the parts of a file, at least one. A part has at most 50,000 rows, or is a single larger row group.
 
     Raises ``UnusableSource`` if the file is unusable or claims too many rows.
     """
@@ -81,7 +81,10 @@ def _inspected(path: Path) -> Iterator[pq.ParquetFile]:
 
 
 def check_columns(schema: pa.Schema, name: str) -> None:
-    """Raises ``UnusableSource`` if a file with these columns cannot be read: no ``json``, a wrong type, or a name used twice."""
+    """Raises ``UnusableSource`` if a file with these columns cannot be read.
+
+    The column ``json`` is missing, a column has a wrong type, or a name is used twice.
+    """
     wanted = _kinds()
     if _JSON not in schema.names:
         raise UnusableSource(
@@ -99,7 +102,7 @@ def check_columns(schema: pa.Schema, name: str) -> None:
 
 
 def _kinds() -> dict[str, tuple[Callable[[Any], bool], str]]:
-    """Returns, by column name, a predicate on the column's type, and a text that names the allowed types."""
+    """Returns by column name a predicate that accepts the column's type, and a text that names the allowed types."""
     from pyarrow import types  # noqa: PLC0415
 
     def is_text(kind: Any) -> bool:
@@ -174,7 +177,7 @@ class _TooLarge(Exception):
 
 
 class _Source:
-    """An open file, as Parquet and as bytes."""
+    """A file that is open both as Parquet and as raw bytes."""
 
     def __init__(self, raw: IO[bytes], file: pq.ParquetFile) -> None:
         self._raw, self._file = raw, file
@@ -217,7 +220,10 @@ class _Source:
                 yield json, dict(zip(columns, values, strict=True))
 
     def _rows_at_once(self, group: int) -> int:
-        """Returns a batch size that bounds memory, from the headers of the pages. Raises ``_TooLarge`` and ``BadPage``."""
+        """Returns a batch size that bounds memory. It follows from the headers of the row group's pages.
+
+        Raises ``_TooLarge`` and ``BadPage``.
+        """
         of_row = 0
         about = self.metadata.row_group(group)
         for column in map(about.column, range(about.num_columns)):
@@ -239,7 +245,8 @@ def _of_row(page: Page, name: str) -> int:
             f"a page of column {name!r} unpacks to {page.size:,} bytes and {page.values:,} values; limits are {_PAGE_BYTES:,} "
             f"and {_PAGE_BYTES // _BYTES_PER_VALUE:,}. Write the file with smaller pages"
         )
-    # A dictionary's value, or one that repeats a prefix of the value before, may be as large as its page in every row.
+    # Every row may have a value as large as the page, if values come from a dictionary or repeat a prefix of the
+    # previous value.
     whole = page.is_dictionary or page.encoding == _DELTA_BYTE_ARRAY
     return page.size if whole else page.size // max(page.values, 1)
 
@@ -255,14 +262,14 @@ def _line(number: int, json: bytes | None, told: dict[str, Any]) -> Line | Broke
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    """Returns text as bytes, also if it is no valid UTF-8. The event parser reports what is wrong with them."""
+    """Returns text as bytes, even if it is no valid UTF-8. The event parser reports what is wrong with the bytes."""
     import pyarrow as pa  # noqa: PLC0415
 
     return column.cast(pa.large_binary())
 
 
 def _as_plain(column: pa.Array) -> pa.Array:
-    """Returns the column with its values in full. A dictionary column is decoded."""
+    """Returns the column as plain values. A dictionary column is decoded."""
     return column.cast(_plain(column.type))
 
 

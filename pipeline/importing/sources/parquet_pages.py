@@ -1,7 +1,7 @@
 """Reads the headers of a column's pages in a Parquet file, before any page is unpacked (pure but for reading the file).
 
-Only its header gives the unpacked size of a page. The file's footer may give another one, and the Parquet reader
-allocates the size in the header. Headers are Thrift structures in the compact protocol.
+The unpacked size of a page is read from its header, because the Parquet reader allocates that size. The file's footer
+may give another size. Headers are Thrift structures in the compact protocol.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _DEEPEST = 8
 _BOOLEANS = {1: True, 2: False}
 _STOP = 0
 _LONG_LIST = 15
-#: Fields of a page header, one for each kind of page. Their field 1 is the number of values; the encoding's field differs.
+#: Fields of a page header, one for each kind of page. In each of them, field 1 is the number of values. The number of
+#: the encoding is in different fields.
 _DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
 _ENCODING_FIELD = {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}
 
@@ -33,7 +34,7 @@ class _TooShort(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page: its unpacked size in bytes, the number of values, and the number of their encoding."""
+    """A page: its unpacked size in bytes, how many values it has, and the number that stands for their encoding."""
 
     size: int
     values: int
@@ -119,7 +120,7 @@ class _Compact:
         return [(self._value(kinds >> 4, depth), self._value(kinds & 15, depth)) for _ in range(count)]
 
     def _checked(self, count: int) -> int:
-        """Returns the count of elements of a list or map.
+        """Returns ``count``, the number of elements of a list or map.
 
         Raises ``_TooShort`` if it exceeds the number of bytes left, because each element takes at least one byte.
         """

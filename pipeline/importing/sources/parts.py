@@ -1,7 +1,7 @@
 """Parts of sources, and the lines that reading them yields (pure).
 
-A source is a file or a database. It is cut into *parts*, and each part is read by one task. Each line or row has a number
-within its part, from 1. One that cannot be read is a ``BrokenLine``, never an exception.
+A source is a file or a database. It is divided into *parts*, and each part is read by one task. Each line or row has a
+number within its part, from 1. A line or row that cannot be read is a ``BrokenLine``, never an exception.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 __all__ = ["HEAD_BYTES", "TOLD", "BrokenLine", "Form", "Line", "Part", "PassedLines"]
 
 HEAD_BYTES = 300
-"""Bytes of a broken line that are kept."""
+"""The most bytes of a broken line that are kept."""
 TOLD = ("event_id", "room_version", "outlier", "rejected_reason", "soft_failed", "stream_ordering")
 """Values beside an event's JSON that a source may give: keys of a JSON Lines wrapper, or columns of a table."""
 
@@ -34,12 +34,12 @@ class Form(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a source. ``path`` opens it; ``name`` is for display, without a password.
+    """A part of a source. ``path`` opens the source. ``name`` is for display, without a password.
 
-    ``file`` is the number of the source. ``start`` and ``end`` (exclusive; None: to the end) are byte offsets of a plain
-    file, row groups of Parquet, or stream orderings of a database. A line belongs to the part in which it begins.
-    ``rows`` is the number of rows, if it is known without reading. ``snapshot`` is the exported snapshot of a PostgreSQL
-    database that all its parts share.
+    ``file`` is the number of the source. ``start`` and ``end`` are byte offsets of a plain file, row groups of Parquet,
+    or stream orderings of a database. ``end`` is exclusive; None means the end of the source. A line belongs to the
+    part in which it begins. ``rows`` is the number of rows, if it is known without reading. ``snapshot`` is the
+    exported snapshot of a PostgreSQL database that all its parts share.
     """
 
     file: int
@@ -53,7 +53,10 @@ class Part:
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """A line without its line feed, or an event's JSON with the values of the columns beside it (``told``)."""
+    """A line without its line feed, or the JSON of an event in a table.
+
+    For an event in a table, ``told`` holds the values of the columns beside the JSON.
+    """
 
     number: int
     content: bytes
@@ -72,6 +75,6 @@ class BrokenLine:
 
 @dataclass(frozen=True, slots=True)
 class PassedLines:
-    """Marker that the lines up to this number were skipped."""
+    """A marker with the number of lines read so far, including those that were skipped."""
 
     number: int

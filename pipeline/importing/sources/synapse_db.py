@@ -1,9 +1,9 @@
 """Events in the database of a Synapse server, PostgreSQL or a SQLite file: schema check and rows (no Django).
 
-The tables ``events``, ``event_json``, ``rooms`` and ``rejections`` are read, and nothing is written. State groups are not
-needed, because state follows from the events. A part is a range of stream orderings. On PostgreSQL all parts read one
-snapshot, so the server may keep running. A SQLite file must not change. The server's findings about an event are trusted:
-outlier, rejected, soft-failed, and the place in the stream.
+The tables ``events``, ``event_json``, ``rooms`` and ``rejections`` are read, and nothing is written. State groups are
+not needed, because state follows from the events. A part is a range of stream orderings. On PostgreSQL all parts read
+one snapshot, so the server may keep running. A SQLite file must not change. What the server found out about an event is
+trusted: whether it is an outlier, rejected or soft-failed, and its stream ordering.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 MAGIC = b"SQLite format 3\0"
-#: Schema versions of the oldest and newest server whose databases were tested: 1.43 and 1.163.
+#: Schema versions of the oldest and the newest Synapse whose databases were tested: 1.43 and 1.163.
 OLDEST_SCHEMA, NEWEST_SCHEMA = 63, 94
 ROWS_PER_PART = 50_000
 _ROWS_PER_FETCH = 500
@@ -67,9 +67,9 @@ FROM events e LEFT JOIN event_json j ON j.event_id = e.event_id
 LEFT JOIN rooms r ON r.room_id = e.room_id LEFT JOIN rejections x ON x.event_id = e.event_id
 WHERE e.stream_ordering >= {place} AND e.stream_ordering < {place} {more} ORDER BY e.stream_ordering
 """
-#: The create events of old rooms, whose version is stored only there.
+#: The create events of old rooms. The version of such a room is stored in its create event only.
 _ANNOUNCING = "AND r.room_version IS NULL AND e.type = 'm.room.create'"
-#: SQLite does not check that text is valid. As a blob it is returned unchanged.
+#: SQLite does not check that text is valid. If it is read as a blob, it is returned unchanged.
 _JSON = {Form.POSTGRESQL: "j.json", Form.SQLITE: "CAST(j.json AS BLOB)"}
 _PLACE = {Form.POSTGRESQL: "%s", Form.SQLITE: "?"}
 Bounds = list[tuple[int, int, int]]
@@ -88,12 +88,15 @@ _METADATA = msgspec.json.Decoder(_Metadata)
 
 
 def name_of(dsn: str) -> str:
-    """Returns a PostgreSQL URL without passwords, for display. Raises ``UnusableSource`` if the URL is invalid or ambiguous."""
+    """Returns a PostgreSQL URL without passwords, for display.
+
+    Raises ``UnusableSource`` if the URL is invalid, or if it is ambiguous where a password ends.
+    """
     try:
         parse_dsn(dsn)
         url = urlsplit(dsn)
         # libpq and urlsplit may disagree where a password ends. An "@" after the host shows that urlsplit took a piece of
-        # the password for path, query or fragment, and the name would show it.
+        # the password for a path, query or fragment. Then the name would contain that piece.
         misread = "@" in url.path + url.query + url.fragment
     except (psycopg2.ProgrammingError, ValueError):
         misread = True
@@ -108,10 +111,10 @@ def name_of(dsn: str) -> str:
 
 
 def inspect(form: Form, path: str, name: str) -> tuple[int, Bounds]:
-    """Returns the schema version, and (first stream ordering, last one + 1, events) of each part.
+    """Returns the schema version, and for each part (first stream ordering, last one + 1, number of events).
 
-    Raises ``UnusableSource`` if this is not a Synapse database with a known schema, or if events have no stream ordering
-    yet.
+    Raises ``UnusableSource`` if this is not a Synapse database with a known schema, or if events have no stream
+    ordering yet.
     """
     try:
         with _opened(form, path) as connection:
@@ -139,9 +142,10 @@ def _check_tables(connection: Any, form: Form, name: str) -> None:
 
 
 def _check_version(connection: Any, name: str) -> int:
-    """Returns the schema version. Raises ``UnusableSource`` for an unknown one.
+    """Returns the schema version. Raises ``UnusableSource`` if it is unknown.
 
-    A newer schema is accepted if servers of the newest known version may still use it, by ``schema_compat_version``.
+    A newer version is accepted if its ``schema_compat_version`` says that servers of the newest known version can use
+    it.
     """
     ((version, compatible),) = _all(connection, _VERSIONS)
     if version is None or compatible is None or version < OLDEST_SCHEMA or compatible > NEWEST_SCHEMA:
@@ -160,7 +164,10 @@ def parts_of(file: int, form: Form, path: str, name: str, bounds: Sequence[Seque
 
 @contextmanager
 def share_snapshot(path: str) -> Iterator[str | None]:
-    """Yields the name of an exported snapshot, valid within the block, or null if the server cannot export one."""
+    """Yields the name of an exported snapshot, which is valid within the block.
+
+    Yields null if the server cannot export a snapshot.
+    """
     with _opened(Form.POSTGRESQL, path) as connection:
         snapshot = None
         with suppress(psycopg2.Error):  # for instance, a standby of an old version cannot export one

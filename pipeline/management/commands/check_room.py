@@ -1,4 +1,7 @@
-"""``manage.py check_room``: compares all that is stored of rooms with what follows from their events' JSON. Changes nothing."""
+"""``manage.py check_room``: compares what is stored of rooms with what follows from their events' JSON.
+
+It changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ _SHOWN = 50
 class Command(SiteCommand):
     """The command that checks rooms.
 
-    One room is checked at once in this process. Several, or all, are checked by a job, on Spark if there are many events.
+    One room is checked at once in this process. Several rooms, or all, are checked by a job, which uses Spark if there
+    are many events.
     """
 
     help = (
@@ -51,7 +55,7 @@ class Command(SiteCommand):
         parser.add_argument("--json", action="store_true", help="one JSON object a room")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Checks the rooms. Exits with status 1 if one has a difference, and with 2 if one does not exist."""
+        """Checks the rooms. Exits with status 1 if a room has a difference, and with 2 if a room does not exist."""
         rooms, using = options["room_ids"], stream_settings().database
         if bool(rooms) == options["all"]:
             raise CommandError("Name rooms, or give --all.", returncode=2)
@@ -66,7 +70,7 @@ class Command(SiteCommand):
             sys.exit(1)
 
     def _many(self, arguments: Mapping[str, Any], told: _Told) -> None:
-        stream: Any = self.stderr  # a file in all that is used
+        stream: Any = self.stderr  # used like a file
 
         def tell(answer: RoomAnswer) -> None:
             told.add(answer.room_id, answer.before)
@@ -81,7 +85,7 @@ class Command(SiteCommand):
 
 
 class _Told:
-    """The output of the command: prints the report on each room when it comes, and keeps the totals for the exit status."""
+    """The output of the command: it prints the report on each room at once, and keeps totals for the exit status."""
 
     def __init__(self, write: Callable[[str], object], *, as_json: bool, clean_ones: bool) -> None:
         self.as_json = as_json
@@ -91,7 +95,7 @@ class _Told:
         self._clean_ones = clean_ones
 
     def add(self, room_id: str, report: RoomReport | None) -> None:
-        """Prints a report. Null means that there is no such room, which is kept for the end."""
+        """Prints a report. Null means that there is no such room; unknown rooms are reported at the end."""
         if report is None:
             self.unknown += [room_id]
             return

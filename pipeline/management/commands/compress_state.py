@@ -1,6 +1,6 @@
 """``manage.py compress_state``: rewrites the state groups of rooms to as few rows as they need.
 
-Exit status 0: done, or nothing would shrink; 1: a room is damaged or was busy, or the database is away; 2: unusable
+Exit status 0: done, or no room would shrink; 1: a room is damaged or was busy, or the database is away; 2: unusable
 arguments, or a room that does not exist.
 """
 

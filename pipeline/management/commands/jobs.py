@@ -61,7 +61,7 @@ class Command(SiteCommand):
         actions.add_parser("kinds", help="what can be queued")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Does the action, which is listing if none is given."""
+        """Does the action. If none is given, lists the jobs."""
         using = stream_settings().database
         with as_command_errors():
             match options["action"]:

@@ -1,4 +1,7 @@
-"""``manage.py pipeline run``: runs the live pipeline until SIGTERM, SIGINT or, with ``--until-idle``, until nothing is left."""
+"""``manage.py pipeline run``: runs the live pipeline until SIGTERM or SIGINT.
+
+With ``--until-idle``, it also ends when there is nothing left to do.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ class Command(SiteCommand):
         return options.get("until_idle") is None
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Runs the queries, and prints the vectors reached as the last line."""
+        """Runs the queries. Prints the vectors that their tables have reached as the last line."""
         from pipeline.live.process import TABLES, LiveOptions, run  # noqa: PLC0415 - pyspark is an optional part
 
         names = tuple(dict.fromkeys(name.strip() for name in options["tables"].split(",")))

@@ -1,7 +1,8 @@
 """``manage.py runjobs``: runs the jobs that the admin or another service queued, one after another.
 
-Several of these processes may run at once. SIGTERM or Ctrl-C ends one: its job stops at the next step and is queued again.
-A job that is killed with its process is queued again, too. While the database is away, the process waits for it.
+Several of these processes may run at once. SIGTERM or Ctrl-C ends a process: its job stops at the next step and is
+queued again. A job that is killed with its process is queued again, too. While the database is away, the process waits
+for it.
 
 Exit status 0: stopped, or with ``--once`` all jobs are done; 1: with ``--once`` a job failed, or the database is away.
 """

@@ -2,10 +2,12 @@
 
 This saves a third of a small job's CPU.
 
-Spark puts its sources first on the workers' path, as an archive. From that, each worker would compile them again. Here the
-installed package is imported once. The JVM starts this module in place of ``pyspark.daemon`` if the master is local
-(``pipeline.spark.session``). It is alone in its folder, because that folder is on its path. It must not import the project:
-workers get the project's code from what a job ships. Threads would not survive the fork, so nothing here may start one.
+Spark puts its own sources first on the workers' path, as an archive. Each worker would compile these sources again.
+Here the installed package is imported instead, once for all workers. The JVM starts this module in place of
+``pyspark.daemon`` if the master is local (``pipeline.spark.session``).
+
+This module is alone in its folder, because the folder is on the workers' path. It must not import the project: workers
+get the project's code from what a job ships. It must not start threads either, because they would not survive the fork.
 """
 
 from __future__ import annotations
