@@ -57,7 +57,7 @@ class Refusal(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The paths of PEM files. Empty: no file."""
+    """The paths of PEM files. An empty path means that there is no file."""
 
     certificate: str = ""
     key: str = ""
@@ -167,8 +167,9 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 def checking_context(authorities: str | None = None) -> ssl.SSLContext:
     """Returns a context that checks a server's name and certificate, by the same rules on every Python version.
 
-    Python 3.13 changed two defaults, which this undoes. It refuses certificates without key identifiers; openssl 3.0 creates
-    such certificates, and a site may use them for years. It also accepts an intermediate authority as a root.
+    Python 3.13 changed two defaults, and this function sets them back. Python 3.13 refuses certificates without key
+    identifiers, but openssl 3.0 creates such certificates, and a site may use them for years. Python 3.13 also accepts
+    an intermediate authority as a root.
     """
     context = ssl.create_default_context(cafile=authorities)
     context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
