@@ -15,7 +15,7 @@
     ├── TooManyWriters           the server names more writers than any real server has
     ├── DatabaseRestored         the database is in another epoch than before, so earlier positions mean nothing
     ├── CatchUpError             missed facts cannot be fetched now
-    └── GapError                 missed facts cannot be fetched, because the source refuses
+    └── GapError                 missed facts cannot be fetched from the given source, not even later
 
 Every message says what, where and what to do.
 """
@@ -105,4 +105,4 @@ class CatchUpError(ReplicationError):
 
 
 class GapError(ReplicationError):
-    """Missed facts that the source refuses to give. The message says why, and what to do."""
+    """Missed facts that the given source cannot provide, not even later. The message says why, and what to do."""

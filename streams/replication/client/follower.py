@@ -79,7 +79,7 @@ class FollowerOptions:
 
 
 class _Finished(Exception):
-    """Raised to leave the loops after `Follower.finish`."""
+    """An exception that leaves the follower's loops after `Follower.finish`."""
 
 
 class _HandlerFailed(Exception):
@@ -432,7 +432,7 @@ class Follower:
         ]
 
     def queued(self) -> dict[str, int]:
-        """Returns ``{stream: number}`` of rows that were received and are not handled yet."""
+        """Returns the number of rows per stream that were received and are not handled yet."""
         found = Counter(row.stream for rows in (self._pending, self._at_hand) for row in rows)
         found.update({stream: view.buffered_rows for stream, view in self._views.items() if view.buffered_rows})
         return dict(found)

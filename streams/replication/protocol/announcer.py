@@ -137,7 +137,7 @@ class Announcer:
 
     @property
     def wants_round_at(self) -> float:
-        """Returns when the next deferred `Move` is due, on the clock of `steps`, or infinity."""
+        """Returns the time at which the next deferred `Move` is due, by the clock of `steps`, or infinity."""
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
     def start(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
@@ -155,7 +155,7 @@ class Announcer:
         now: float,
         only: Collection[str] | None = None,
     ) -> list[Step]:
-        """Returns the steps from the positions last sent to the snapshot, in the order to carry them out.
+        """Returns the steps that bring clients from the positions sent last to those of the snapshot, in order.
 
         ``now`` is in seconds of a clock that never goes back. If ``only`` is given, steps of other streams are left
         out. The caller confirms each step that it carried out with `said`. If it did not send all rows of a `Read`, it
@@ -204,7 +204,8 @@ class Announcer:
         for writer in sorted(state.to_reset):
             yield Announce(name, writer, sent[writer])
         # A writer commits its row before it reserves its first ID. So all its facts lie above the linear position from
-        # before it came, and it is announced there, before the steps of other writers move followers past its facts.
+        # before it came. It is announced at that position, before the steps of other writers move followers past its
+        # facts.
         for writer in sorted(stored.keys() - sent.keys()):
             sent[writer] = min(before, stored[writer].position)
             yield Announce(name, writer, sent[writer])

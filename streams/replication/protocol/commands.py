@@ -74,7 +74,7 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Server(Command, frozen=True):
-    """The server's name: the first line that it sends."""
+    """The server's name. It is the first line that a server sends."""
 
     WORD: ClassVar[str] = "SERVER"
     server_name: str

@@ -7,9 +7,9 @@ first POSITION of the connection is ignored, because catch-up covers it.
 Writers may join while the follower is disconnected. So the first POSITION of a stream on a connection begins a *run* of
 POSITIONs, one per writer. The *start of the run* is the linear position that we had before the run:
 
-* A writer that is new to us begins at the start of the run, because all its facts lie above that. Other POSITIONs of
-  the run may have advanced the linear position since, so the present one would be too high. Exception: if the stream
-  may start again, a new writer below all others shows that it did.
+* A writer that is new to us begins at the start of the run, because all its facts lie above that. It does not begin at
+  the present linear position, which other POSITIONs of the run may have advanced. Exception: if the stream may start
+  again, a new writer below all others shows that the stream did.
 * On a stream that is new to us, every writer of the run begins at its announced position.
 * The linear position is held until another command ends the run, because the next POSITION may name a writer that is
   far behind. After `learn` it is not held, because all writers are known.
@@ -45,7 +45,7 @@ NAMES_LIMIT = 20_000
 
 
 class Ignored(enum.StrEnum):
-    """The reason for ignoring a command. Each is counted."""
+    """The reason for ignoring a command. Ignored commands are counted by reason."""
 
     OWN_ECHO = "own echo"
     OTHER_STREAM = "other stream"

@@ -45,7 +45,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 
 def is_later(version: str) -> bool:
-    """Returns true if rows and streams are those of current versions. Raises ``ValueError`` as ``version_of`` does."""
+    """Returns true if the version has the later rows and streams. Raises ``ValueError`` as ``version_of`` does."""
     return version_of(version) >= FIRST_LATER_VERSION
 
 

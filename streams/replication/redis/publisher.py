@@ -89,7 +89,7 @@ class _Waiting:
     abort = close
 
     def chunk(self) -> list[bytes]:
-        """Returns the next pieces. They count as buffered until they are `confirmed`."""
+        """Returns the next pieces. Their bytes count as buffered until `confirmed` is called."""
         pieces: list[bytes] = []
         size = 0
         while self._pieces and size < CHUNK_BYTES:

@@ -49,7 +49,7 @@ class ReplicationClient:
         self.label = OTHER
         self.connected_at = time.monotonic()
         self.has_replicated = False
-        #: True if it sent a command that 1.43 does not know, so it may be sent one.
+        #: True if the client sent a command that 1.43 does not know, so that such commands may be sent to the client.
         self.knows_later_commands = False
         #: Start of a second (monotonic), and the number of its commands that were relayed to all others in that second.
         self.relay_second, self.relayed = -math.inf, 0

@@ -52,8 +52,9 @@ KERNEL_SEND_BYTES = 128 * 1024
 READ_BYTES = 16 * 1024
 #: The least bytes that a piece of a body counts against the limit, so that a body of single bytes reaches it early.
 _PIECE_BYTES = 64
-#: A chunked body is refused if it has more chunks than the first and fewer bytes per chunk, on average, than the second. Each
-#: chunk costs the loop as much as a kilobyte, and a client that writes text to the network sends longer ones.
+#: A chunked body is refused if it has more than ``_FREE_CHUNKS`` chunks, of fewer than ``_LEAST_CHUNK_BYTES`` bytes on
+#: average. Each chunk costs the loop as much as a kilobyte, and a client that writes text to the network sends longer
+#: chunks.
 _FREE_CHUNKS, _LEAST_CHUNK_BYTES = 64, 32
 #: The percentage of the limit that is closed at once to make room, because finding candidates visits every connection.
 _GIVE_WAY_PERCENT = 5
@@ -158,7 +159,10 @@ class HttpLimits:
                 del self._of_address[connection.address]
 
     def wrote(self, size: int) -> None:
-        """Adds ``size`` bytes that were buffered for clients. Memory is checked once they exceed an eighth of the limit."""
+        """Adds ``size`` bytes that were buffered for clients.
+
+        Has the memory checked when the bytes since the last check exceed an eighth of the limit.
+        """
         self._written += size
         if self._written > self.bounds.buffer_bytes // 8:
             self._written = 0

@@ -418,8 +418,8 @@ class AsgiServer(DaphneServer):
         if self._http_ports:
             await asyncio.sleep(ACCEPT_SECONDS)
         for port in self._http_ports:
-            # One call of `doRead` accepts as many as the calls before it found. The deadline is for a process without free
-            # descriptors, which accepts none.
+            # One call of `doRead` accepts only as many connections as earlier calls found, so it is repeated. The
+            # deadline is for a process without free descriptors, which accepts none.
             while is_queued(port.socket) and time.monotonic() < started + SETTLE_SECONDS:
                 port.doRead()
             await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)

@@ -67,8 +67,8 @@ class TlsFiles:
     def of_server(cls, given: StreamSettings, options: dict[str, str | None] | None = None) -> TlsFiles | None:
         """Returns the files of the replication port, or null if it does not use TLS. Options take precedence over settings.
 
-        The port uses TLS if client authorities are given, or a certificate or key as an option. A certificate that only the
-        settings name does not count.
+        The port uses TLS if client authorities are given as an option or setting, or if a certificate or key is given
+        as an option. A certificate or key in the settings alone does not turn TLS on.
         """
         said = options or {}
         authorities = said.get("tls_client_ca") or given.tls_client_ca
@@ -79,7 +79,10 @@ class TlsFiles:
 
     @classmethod
     def of_client(cls, given: StreamSettings, options: dict[str, str | None]) -> TlsFiles:
-        """Returns a follower's files: its own certificate and key, and the server's authorities. Options precede settings."""
+        """Returns a follower's files: its own certificate and key, and the server's authorities.
+
+        Options take precedence over settings.
+        """
         certificate = options.get("tls_certificate") or given.tls_certificate
         key = options.get("tls_key") or given.tls_key
         return cls(certificate, key, options.get("tls_ca") or given.tls_server_ca)
