@@ -121,12 +121,12 @@ def store_connections(cursor: Any, rows: Sequence[Row], served_by: str) -> None:
 
 
 def store_syncs(cursor: Any, rows: Sequence[Row]) -> None:
-    """Inserts or updates syncing users: rows of ``connection``, ``worker``, ``user``, ``device`` and ``ms``."""
+    """Inserts or updates syncing users. A row has ``connection``, ``worker``, ``user``, ``device`` and ``ms``."""
     _write(cursor, _SYNCS, rows)
 
 
 def end_syncs(cursor: Any, rows: Sequence[Row]) -> None:
-    """Deletes syncing users: rows of ``connection``, ``worker``, ``user`` and ``device``."""
+    """Deletes syncing users. A row has ``connection``, ``worker``, ``user`` and ``device``."""
     _write(cursor, _ENDS, rows)
 
 
@@ -179,7 +179,7 @@ def store_addresses(cursor: Any, rows: Sequence[Row]) -> None:
 
 
 def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
-    """Adds to the stored counts: rows of ``kind``, ``name`` and ``total``, the number to add."""
+    """Adds to the stored counts. A row has ``kind``, ``name`` and ``total``, which is the number to add."""
     _write(cursor, _COUNTS, rows)
 
 

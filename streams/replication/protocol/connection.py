@@ -115,7 +115,7 @@ class Connection:
     # --- inputs ---------------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
-        """Opens the connection and queues the greeting. Both sides send theirs at once."""
+        """Opens the connection and queues the greeting. Neither side waits for the other's greeting."""
         self._check("connected")
         self.state = State.OPEN
         self._last_command = now
