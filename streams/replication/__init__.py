@@ -1,1 +1,1 @@
-"""The wire: what is said on the replication port, who says it, and what a follower makes of it."""
+"""The replication protocol: its commands, its server, its followers, and the recording of foreign servers."""

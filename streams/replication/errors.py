@@ -1,21 +1,21 @@
-"""Errors of the wire (pure).
+"""Errors of the replication protocol (pure).
 
     ReplicationError (a StreamError)
     ├── CommandError
-    │   ├── UnknownCommand       a line begins with a word that is no command
-    │   ├── MalformedCommand     a known command with arguments that cannot be read
-    │   └── UnsendableCommand    a command that no line can carry (LF, blank inside a field, too long, NaN)
-    ├── IllegalMove              an input that the connection's state does not allow
-    ├── BadAddress               a host, port or URL that cannot be used
-    ├── BadCertificate           files of TLS that cannot be used
-    ├── PortTaken                somebody else listens there
-    ├── WrongRemote              the server says that it is another one than we want to follow
-    ├── RedisRefused             the Redis server does not let us
-    ├── ChannelLocked            a session that is none of ours keeps us from publishing on Redis
-    ├── TooManyWriters           the server names more writers and streams than any real one has
-    ├── DatabaseRestored         the database is another one than before: what was said of its positions means nothing now
-    ├── CatchUpError             facts that were missed cannot be fetched now
-    └── GapError                 facts that were missed cannot be had: whoever was asked refuses
+    │   ├── UnknownCommand       the first word of a line is no command
+    │   ├── MalformedCommand     the arguments of a known command cannot be parsed
+    │   └── UnsendableCommand    a command cannot be written as a line (LF, blank inside a field, too long, NaN)
+    ├── IllegalMove              the state of the connection does not allow a call
+    ├── BadAddress               a host, port or URL cannot be used
+    ├── BadCertificate           TLS files cannot be used
+    ├── PortTaken                the port is already in use
+    ├── WrongRemote              the server has another name than the one that we want to follow
+    ├── RedisRefused             the Redis server refuses our password or a command
+    ├── ChannelLocked            a session whose role may not write holds the lock for publishing on Redis
+    ├── TooManyWriters           the server names more writers than any real server has
+    ├── DatabaseRestored         the database is in another epoch than before, so earlier positions mean nothing
+    ├── CatchUpError             missed facts cannot be fetched now
+    └── GapError                 missed facts cannot be fetched from the given source, not even later
 
 Every message says what, where and what to do.
 """
@@ -45,27 +45,27 @@ __all__ = [
 
 
 class ReplicationError(StreamError):
-    """Base of all errors of the wire."""
+    """The base class of all errors of the replication protocol."""
 
 
 class CommandError(ReplicationError):
-    """A command that cannot be read or written."""
+    """A command that cannot be parsed, or cannot be written as a line."""
 
 
 class UnknownCommand(CommandError):
-    """The first word of a line is no command."""
+    """A line whose first word is no command."""
 
 
 class MalformedCommand(CommandError):
-    """The arguments of a known command cannot be read."""
+    """A known command whose arguments cannot be parsed."""
 
 
 class UnsendableCommand(CommandError):
-    """A command that no line can carry."""
+    """A command that cannot be written as a line."""
 
 
 class IllegalMove(ReplicationError):
-    """An input that the state of the connection does not allow; always a mistake of the caller."""
+    """A call that the state of the connection does not allow. It is always a mistake of the caller."""
 
 
 class BadAddress(ReplicationError, ValueError):
@@ -73,36 +73,36 @@ class BadAddress(ReplicationError, ValueError):
 
 
 class BadCertificate(ReplicationError):
-    """Files of TLS that cannot be used: a certificate, its key, or authorities."""
+    """TLS files that cannot be used: a certificate, its key, or the authorities."""
 
 
 class PortTaken(ReplicationError):
-    """The port is in use."""
+    """A port that is already in use."""
 
 
 class WrongRemote(ReplicationError):
-    """The server introduced itself with another name than the wanted one."""
+    """A server that gives itself another name than the one that we want to follow."""
 
 
 class RedisRefused(ReplicationError):
-    """The Redis server does not take our password, or does not let us do what we have to."""
+    """A Redis server that refuses our password or one of our commands."""
 
 
 class ChannelLocked(ReplicationError):
-    """A session of a role that may not write holds the lock of those that publish on a Redis channel."""
+    """A lock for publishing on a Redis channel that is held by a session whose role may not write."""
 
 
 class TooManyWriters(ReplicationError):
-    """The server names more writers and streams than any real one has."""
+    """A server that names more writers, over all streams, than any real server has."""
 
 
 class DatabaseRestored(ReplicationError):
-    """The connection leads to a database of another epoch than before."""
+    """A database in another epoch than before: it was restored, or another one took its place."""
 
 
 class CatchUpError(ReplicationError):
-    """Facts that were missed cannot be fetched now; another attempt may do."""
+    """Missed facts that cannot be fetched now. Another attempt may succeed."""
 
 
 class GapError(ReplicationError):
-    """Facts that were missed cannot be had from whom we ask; the message says why, and what to do."""
+    """Missed facts that the given source cannot provide, not even later. The message says why, and what to do."""

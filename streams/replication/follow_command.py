@@ -1,7 +1,7 @@
-"""What ``manage.py follow`` does: a follower that prints, registers itself, and ends where it was told to.
+"""Implements ``manage.py follow``: a follower that prints facts, registers itself, and may end at given tokens.
 
-Output is written in a thread, so that a slow reader of it does not keep us from saying PING. A reader that goes away
-ends the following quietly.
+Output is written in a thread, so that a program which reads it slowly does not delay our PING. If that program closes
+the pipe, the command ends without an error.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ CATCH_UP_CHOICES = ("table", "http", "none")
 
 @dataclass(frozen=True, slots=True)
 class FollowRequest:
-    """The checked arguments. Tokens are still text: reading them may need the database.
+    """The checked arguments of the command. Tokens are still text, because parsing them may need the database.
 
-    Missed facts come from our table with ``uses_table``, from ``http`` when it is given, or from nowhere.
+    Missed facts are fetched from ``http`` if it is given, else from our tables if ``uses_table`` is true, else not at
+    all.
     """
 
     connector: Connector
@@ -63,7 +64,7 @@ class FollowRequest:
 
 
 class Following:
-    """One run of the command."""
+    """One run of the command. ``output`` is the file descriptor that rows are printed to."""
 
     def __init__(self, request: FollowRequest, output: int) -> None:
         self._request = request
@@ -76,7 +77,11 @@ class Following:
         self._recorded: Mapping[str, Mapping[str, int]] = {}
 
     async def run(self, timeout_seconds: float | None) -> bool:
-        """Follow to the end; whether what was wanted was reached. Raises `TokenError`, `WrongRemote`."""
+        """Follows until every token of ``until`` is reached, a signal arrives, or the output is closed.
+
+        Returns true if the tokens of ``until`` are reached, or if the output was closed. Returns false otherwise, also
+        after ``timeout_seconds``. Raises `TokenError` and `WrongRemote`.
+        """
         catch_up = self._catch_up()
         try:
             catch_up = await self._record(catch_up)
@@ -89,7 +94,10 @@ class Following:
             self._writer.shutdown(wait=True)
 
     async def _record(self, catch_up: CatchUp) -> CatchUp:
-        """With ``record``: go on where the record ends, and store what comes."""
+        """Opens the record, and returns a catch-up that continues where the record ends.
+
+        Returns ``catch_up`` itself if nothing is to be recorded.
+        """
         request = self._request
         if not request.record:
             return catch_up
@@ -128,7 +136,7 @@ class Following:
         return Follower(options, self._handle, catch_up, self._end_when_reached, missed)
 
     async def _start(self, catch_up: CatchUp) -> dict[str, VectorToken]:
-        """``--from``, for streams that are not recorded yet."""
+        """Returns the start tokens given by ``--from``, without those of streams that are recorded already."""
         begin = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
         for stream in begin.keys() & self._recorded.keys():
             log.info("follower.goes_on_at_record", stream=stream, positions=self._recorded[stream])
@@ -168,7 +176,10 @@ class Following:
                 self._follower.finish()
 
     def _is_beyond(self, row: FollowedRow) -> bool:
-        """In linear order everything up to the wanted end comes before everything behind it."""
+        """Returns true if the row lies beyond the stream's token in ``until``, and the order is linear.
+
+        In the order per writer, a row beyond the token may come before rows that are still wanted.
+        """
         end = self._until.get(row.stream)
         return end is not None and self._request.view is View.LINEAR and row.token > end.highest
 
@@ -187,7 +198,7 @@ class Following:
 
 
 class _Registration:
-    """Shows the follower in the table of readers, once a second, as far as the database can be reached."""
+    """The follower's row in the table of readers, written at every heartbeat. Database errors are only logged."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
@@ -200,7 +211,7 @@ class _Registration:
         self._task = asyncio.create_task(self._beat())
 
     async def end(self) -> None:
-        """Say that we are gone."""
+        """Stops the heartbeats, and marks the row as closed."""
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -238,11 +249,15 @@ class _Registration:
 
 
 def _ignore(event: object) -> None:
-    """The follower has logged it."""
+    """Does nothing, because the follower has logged the event."""
 
 
 async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
-    """A vector names writers by keys of our table, and an epoch is that of our database: neither says anything elsewhere."""
+    """Parses the token ``text`` of a stream. Raises `TokenError`, or `EpochChanged` for a token of another epoch.
+
+    A vector token names writers by keys of our tables, and an epoch belongs to our database. So both are accepted only
+    if missed facts come from our tables.
+    """
     plain, epoch = unstamp(text)
     if not isinstance(catch_up, TableCatchUp):
         if epoch:
@@ -269,7 +284,7 @@ def _plain_line(row: FollowedRow) -> bytes:
 
 
 def _write_all(output: int, data: bytes) -> None:
-    """Straight to the descriptor: nothing is left in a buffer, and a closed pipe is noticed here and nowhere else."""
+    """Writes the data directly to the file descriptor. Nothing stays in a buffer, so a closed pipe raises only here."""
     view = memoryview(data)
     while view:
         view = view[os.write(output, view) :]

@@ -1,6 +1,6 @@
-"""Run a server in this process until it is told to stop: replication alone, or beside HTTP and WebSocket.
+"""Runs a server in this process until it is stopped: replication alone, or together with HTTP and WebSocket.
 
-For commands; takes over the process (reactor, signals).
+For use by commands. The server takes over the reactor and the signals of the process.
 """
 
 from __future__ import annotations
@@ -37,12 +37,15 @@ log = get_logger(__name__)
 
 
 class DatabaseNotUsable(ReplicationError):
-    """The database cannot be reached, or has not got our tables."""
+    """A database that cannot be reached, or that does not have our tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where to listen, and where it really listens (port 0 takes a free one); and the Redis to publish on."""
+    """The addresses to listen on, and the Redis server to publish on, if any.
+
+    Port 0 selects a free port. The endpoints that `serve` passes to ``when_ready`` have the selected ports.
+    """
 
     replication: Address
     http: Address | None = None
@@ -50,7 +53,7 @@ class Endpoints:
 
     @property
     def ready_line(self) -> str:
-        """What is printed when both accept."""
+        """Returns the line to print when all listeners accept connections."""
         http = f"http={self.http} " if self.http else ""
         return f"ready {http}replication={self.replication}"
 
@@ -61,9 +64,9 @@ def serve(
     when_ready: Callable[[Endpoints], None],
     tls: TlsFiles | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Serves until SIGINT or SIGTERM. Calls ``when_ready`` when all listeners accept connections.
 
-    Raises `BadAddress`, `BadCertificate`, `PortTaken` or `DatabaseNotUsable` before anything runs.
+    Raises `BadAddress`, `BadCertificate`, `PortTaken` or `DatabaseNotUsable` before it serves anything.
     """
     given = stream_settings()
     certificates = Certificates(tls) if tls is not None else None
@@ -86,7 +89,7 @@ def serve(
     server.announce_ready = lambda: when_ready(endpoints)
     try:
         server.run()
-    except driver.DatabaseError as error:  # it was there when we looked, and went before we had begun
+    except driver.DatabaseError as error:  # it was lost between the check and the start
         raise _not_usable(error) from error
 
 
@@ -110,12 +113,12 @@ def _limits(given: StreamSettings) -> ListenerLimits:
 
 
 def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None) -> None:
-    """The process's broadcaster, reports and Redis publisher live and end with the server."""
+    """Starts and stops the process's broadcaster, reports and Redis publisher together with the server."""
     broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
     reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
 
     publisher = _publisher(broadcaster, reports, publish_to) if publish_to is not None else None
-    signs: list[asyncio.Future[None]] = []  # held, so that it is not collected
+    signs: list[asyncio.Future[None]] = []  # referenced, so that the task is not garbage-collected
 
     async def start() -> None:
         signs.append(asyncio.ensure_future(systemd.notify_watchdog()))
@@ -159,7 +162,7 @@ def _check_database() -> None:
             cursor.execute("SELECT to_regclass('streams_streamposition') IS NOT NULL")
             has_tables = cursor.fetchone()[0]
             if has_tables:
-                epochs.current_epoch(cursor)  # a restored database is noticed before anybody is told a position of it
+                epochs.current_epoch(cursor)  # a restored database is noticed before any of its positions is sent
     except DjangoDatabaseError as error:
         raise _not_usable(error) from error
     finally:

@@ -1,7 +1,7 @@
-"""A follower's connection to a server: commands come in, commands may be sent. TCP is here, Redis in ``redis.subscriber``.
+"""A follower's connections to a server, over TCP. Those over Redis are in ``redis.subscriber``.
 
-A `Connector` makes one `Link` after another. A link is good until it ends, and is never used again. The follower decides
-when to connect again, and interprets the commands. Assumes a single event loop.
+A `Connector` opens one `Link` after another. A link receives and sends commands. A link that has ended is not used
+again. The follower decides when to connect again, and interprets the commands. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -48,23 +48,26 @@ class Link(Protocol):
     def counters(self) -> Counters: ...
 
     async def receive(self) -> Sequence[Command]:
-        """Returns the next commands, in order; an empty sequence means that the link has ended.
+        """Returns the next commands, in order. An empty sequence means that the link has ended.
 
         Raises ``OSError`` if the link was lost.
         """
 
     def send(self, command: Command) -> None:
-        """Sends a command to the server. Raises `UnsendableCommand`. On a link that has ended it does nothing."""
+        """Sends a command to the server. Raises `UnsendableCommand`. Does nothing if the link has ended."""
 
     async def close(self, reason: CloseReason) -> None:
         """Closes the link and releases its resources. The reason of the first call is kept."""
 
 
 class Connector(Protocol):
-    """The address of a server, and the way to connect to it. `str` gives the address for people."""
+    """The way to connect to a server. ``str`` of it is the server's address for messages."""
 
     def can_reset(self, stream: str) -> bool:
-        """Returns true if a POSITION below the known one means, as far as the connector knows, that the stream started again."""
+        """Returns true if the stream may start again at a lower token, as far as the connector knows.
+
+        A POSITION below the known position then means that the stream started again.
+        """
 
     async def connect(self) -> Link:
         """Returns a new link, on which the greeting and REPLICATE were sent. Raises ``OSError``."""
@@ -74,7 +77,7 @@ class Connector(Protocol):
 class TcpConnector:
     """A server's replication port, in plain text or with TLS.
 
-    ``greeting`` returns the commands to send on every new connection between NAME and PING, and REPLICATE.
+    ``greeting`` returns the commands to send on every new connection after NAME and PING, and before REPLICATE.
     """
 
     address: Address
@@ -97,7 +100,7 @@ class TcpConnector:
                     self.address.host, self.address.port, limit=READ_BYTES, ssl=self.tls
                 )
         now = time.monotonic()
-        # The difference of the two clocks is the offset with which PING carries seconds since the epoch.
+        # The difference of the two clocks is the offset from which PING computes the Unix time.
         connection = ClientConnection(self.name, self.server_name, self.limits, time.time() - now, self.greeting)
         connection.connected(now)
         return TcpLink(connection, reader, writer, str(self))
@@ -113,7 +116,10 @@ def _tls_in_words() -> Iterator[None]:
 
 
 class TcpLink:
-    """A connection to a replication port: moves bytes between the socket and the protocol object, and keeps its deadlines."""
+    """A connection to a replication port.
+
+    It moves bytes between the socket and the protocol object, and calls the protocol object at its deadlines.
+    """
 
     def __init__(
         self, connection: ClientConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, where: str

@@ -1,9 +1,10 @@
 """A follower: connects, reconnects after every loss, fetches missed facts, and hands facts to a handler.
 
-Facts come in the delivery order of the caller's choice, each once per follower object, in order per writer. A lost
-connection loses and repeats nothing. The socket is not read while the handler works. So buffers stay bounded, and a
-server may close a slow connection: the facts missed by that are in the table. Assumes a single event loop. The rules are
-in ``protocol.cursors`` and ``protocol.ordering``; this module moves bytes and facts.
+Facts are delivered in the order that the caller has chosen, each once per `Follower`, and always in order per writer.
+If a connection is lost, no fact is lost or repeated. The socket is not read while the handler works, so buffers stay
+bounded. A server may close a connection that is read too slowly. The facts missed by this are fetched from the table.
+Assumes a single event loop. The rules are in ``protocol.cursors`` and ``protocol.ordering``; this module moves bytes
+and facts.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ ROWS_PER_FETCH = 10_000
 class FollowerOptions:
     """The options of a follower: the server, the follower's name, the start, and the delivery order.
 
-    ``server_name`` null accepts any server. ``streams`` null follows all. ``start`` has tokens per stream; other streams
-    start at the present positions. ``own_instance`` is the name under which this process writes: its facts are ignored.
-    ``connector`` reaches the server in another way than plain TCP to ``address``. ``speaker`` reports this process's
-    state to the server. If both are given, the connector's greeting must be the speaker's ``greeting``.
+    If ``server_name`` is null, any server is accepted. If ``streams`` is null, all streams are followed. ``start`` has
+    a token per stream; other streams start at their present positions. ``own_instance`` is the name under which this
+    process writes: facts of this writer are ignored. A ``connector`` replaces plain TCP to ``address``. ``speaker``
+    reports this process's state to the server. If both are given, the connector's greeting must be the speaker's
+    ``greeting``.
     """
 
     address: Address | None
@@ -77,7 +79,7 @@ class FollowerOptions:
 
 
 class _Finished(Exception):
-    """Raised to leave the loops after `Follower.finish`."""
+    """An exception that leaves the follower's loops after `Follower.finish`."""
 
 
 class _HandlerFailed(Exception):
@@ -89,7 +91,7 @@ class _HandlerFailed(Exception):
 
 
 class Follower:
-    """The follower of one server. ``handle`` is given the rows of whole facts, in delivery order; it may be async.
+    """The follower of one server. It calls ``handle``, which may be async, with rows of whole facts in delivery order.
 
     ``progressed`` is called after facts were handled or positions moved. It may call `finish`. ``missed`` is called with
     ranges that cannot be fetched from anywhere, and with streams that started again.
@@ -153,7 +155,7 @@ class Follower:
             self._task = None
 
     def finish(self) -> None:
-        """Ends `run` soon and in order. Facts that were handed to the handler count as handled."""
+        """Ends `run` soon and in order. Facts that were passed to the handler count as handled."""
         self._finishing = True
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()
@@ -277,8 +279,9 @@ class Follower:
     async def _restart_stream(self, event: Reset) -> None:
         """Handles a stream that started again: delivers what is left of its former generation, then fetches the new one."""
         upto = event.token if self._catch_up.covers(event.stream) else 0
-        # Say the stream started again, and its writer is at 8 now. The cursors took 8 as soon as the command came, but facts
-        # 1 to 8 are not here. Delivering the old rows below reports the cursors as handled. So the writer goes to 0 first.
+        # Example: the stream started again, and its writer is at 8 now. The cursor moved to 8 when the command came,
+        # but facts 1 to 8 were not fetched. Delivering the old rows below reports the cursors as handled. So the writer
+        # goes to 0 first.
         if upto:
             self._cursors.rewind(event.stream, event.instance)
             event = Reset(event.stream, event.instance, 0)
@@ -291,7 +294,7 @@ class Follower:
             await self._fill(MissingRange(event.stream, event.instance, 0, upto))
 
     async def _learn(self) -> None:
-        """Reads all writers that exist, after the server sent its positions."""
+        """Reads the positions of all existing writers. Called after the server has sent its positions."""
         self._has_learned = True
         # Called at the first POSITION of the connection, so the writers are read after the server took its snapshot. A writer
         # that joined in between is found here. One that joins later has all its facts above the linear position.
@@ -315,7 +318,7 @@ class Follower:
                 self._touched.add(stream)
 
     def _receive(self, rows: Iterable[FollowedRow]) -> None:
-        """Takes the rows of one fact: ready to deliver, or into the buffer of the linear order."""
+        """Makes the rows of one fact ready to deliver. In linear order, buffers them first."""
         if self.options.view is View.WRITER:
             self._pending += rows
         else:
@@ -323,7 +326,10 @@ class Follower:
             self._views[fact[0].stream].add(fact)
 
     async def _fill(self, gap: MissingRange) -> None:
-        """Fetches the range in which facts may be missing; in linear order only marks it, to be read later."""
+        """Fetches and delivers a range in which facts may be missing. In linear order, the range is read later instead.
+
+        If the catch-up does not cover the stream, logs and reports the range as missed.
+        """
         self._touched.add(gap.stream)
         if not self._catch_up.covers(gap.stream):
             self.facts_missed_ranges += 1
@@ -360,9 +366,9 @@ class Follower:
     # --- delivery -------------------------------------------------------------------------------------------------
 
     async def _hand_out_linear(self) -> None:
-        """Delivers, in linear order, everything up to the linear position.
+        """Delivers everything up to the linear position. Does nothing if the order is per writer.
 
-        Looks at streams that moved, and at those that could not be read before.
+        Handles the streams that moved, and those whose last fetch failed.
         """
         if self.options.view is View.WRITER:
             self._touched.clear()
@@ -379,7 +385,7 @@ class Follower:
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
         """Calls the handler with the pending rows, then ``move``, which moves the cursor behind them, then ``progressed``.
 
-        So a caller that stores facts and cursor in ``progressed`` stores what belongs together, and gets nothing twice.
+        So a caller that stores facts and cursor together in ``progressed`` gets no fact twice.
         """
         # Cached values that these rows make stale are dropped first. Otherwise the handler, or a caller that sees the new
         # position, could still read a stale value.
@@ -412,7 +418,8 @@ class Follower:
     def _beyond_start(self, rows: list[FollowedRow]) -> list[FollowedRow]:
         """Returns the rows that the start token does not cover.
 
-        In linear order, a start at a vector token passes again over facts of writers that were ahead of its base.
+        In linear order, all facts above the base of the start token are read again. Facts of writers that were ahead of
+        the base are covered by the token, so they are left out here.
         """
         starts = self._starts
         for stream in [name for name, start in starts.items() if self.linear(name) > start.highest]:
@@ -425,7 +432,7 @@ class Follower:
         ]
 
     def queued(self) -> dict[str, int]:
-        """Returns ``{stream: number}`` of rows that were received and are not handled yet."""
+        """Returns the number of rows per stream that were received and are not handled yet."""
         found = Counter(row.stream for rows in (self._pending, self._at_hand) for row in rows)
         found.update({stream: view.buffered_rows for stream, view in self._views.items() if view.buffered_rows})
         return dict(found)

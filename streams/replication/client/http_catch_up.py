@@ -1,9 +1,9 @@
-"""Missed facts over HTTP, for followers without the database, from our server or a real Synapse.
+"""Fetches missed facts over HTTP from our server or a real Synapse, for followers without access to the database.
 
 The requests are described in ``docs/reference/http-catch-up.md``. Transient errors (no connection, 5xx, too busy) are
-retried a few times and then raised as `CatchUpError`, after which a follower connects again. A permanent refusal is a
-`GapError`; a range below the low-water mark is ``ResyncNeeded``. So missed facts are never skipped silently. One request
-at a time, in a thread. An answer larger than 64 MiB is refused.
+retried a few times and then raised as `CatchUpError`, after which a follower connects again. A permanent refusal is
+raised as `GapError`, and a range below the low-water mark as ``ResyncNeeded``. So missed facts are never skipped
+silently. Requests are sent one at a time, in a thread. An answer larger than 64 MiB is refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMEOUT_SECONDS = 30.0
 ANSWER_LIMIT_BYTES = 64 * 1024 * 1024
 ATTEMPTS = 4
 FIRST_RETRY_SECONDS = 0.2
-#: Streams that Synapse keeps in the memory of their writer: they start again at 0 when it does.
+#: Streams that Synapse keeps in the memory of their writer. They start again at 0 when their writer restarts.
 MEMORY_STREAMS = frozenset(declared.name for declared in declarations() if declared.in_memory)
 _MAY_PASS = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -81,7 +81,7 @@ class HttpServer:
 
 @dataclass(frozen=True)
 class HttpServers:
-    """The servers to ask for facts: one for all writers, one for each writer, or both."""
+    """The servers that facts are fetched from: a default server, servers for single writers, or both."""
 
     default: HttpServer | None
     by_writer: Mapping[str, HttpServer]
@@ -188,7 +188,7 @@ class HttpCatchUp:
         return self._rows(asked, answer.updates, reached), reached
 
     def _rows(self, asked: _Asked, updates: list[list[Any]], reached: int) -> list[FollowedRow]:
-        """Returns the rows inside of the range, ascending. Some old servers send others as well, or in another order."""
+        """Returns the rows inside of the range, ascending. Some old servers also send other rows, or another order."""
         rows: list[FollowedRow] = []
         for update in updates:
             if len(update) not in (2, 3) or type(update[0]) is not int:

@@ -1,7 +1,7 @@
-"""Sources of missed facts: our own tables, or none.
+"""Sources of missed facts: our own tables, or no source.
 
-A follower asks for ranges that a server has announced, so everything in them is complete. Database work runs in a
-thread.
+A follower asks only for ranges that a server has announced, so everything in these ranges is complete. Database work
+runs in a thread.
 """
 
 from __future__ import annotations
@@ -48,17 +48,20 @@ class CatchUp(Protocol):
         """Returns true if missed facts of the stream, of any writer, can be fetched here."""
 
     def can_reset(self, stream: str) -> bool:
-        """Returns true if the stream may start again at a lower token. A stream with a lasting table does not."""
+        """Returns true if the stream may start again at a lower token. A stream with a durable table may not."""
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        """Returns linear position and writers' positions per stream, in one snapshot. Empty if this source does not know them."""
+        """Returns the linear position and the writers' positions of each stream, from one snapshot.
+
+        ``streams`` null means all streams. Returns nothing if this source does not know the positions.
+        """
 
     async def fetch(
         self, stream: str, writer: str | None, after: int, upto: int, limit: int
     ) -> tuple[Sequence[FollowedRow], int]:
         """Returns rows of one writer (null: of all) with after < token <= upto, and the position reached.
 
-        Rows are ascending and facts are whole. ``limit`` is the number of rows to aim at. Raises ``ResyncNeeded`` if
+        Rows are ascending and facts are whole. About ``limit`` rows are returned. Raises ``ResyncNeeded`` if
         facts in the range were trimmed, and `CatchUpError` if they cannot be fetched now.
         """
 
@@ -67,7 +70,7 @@ class CatchUp(Protocol):
 
 
 class NoCatchUp:
-    """A source without facts. Missed facts stay missed, and the follower counts the ranges."""
+    """A source without facts. Missed facts stay missed, and the follower counts the missed ranges."""
 
     def covers(self, stream: str) -> bool:
         return False
@@ -90,8 +93,8 @@ class NoCatchUp:
 class TableCatchUp:
     """A source of missed facts: our own tables, read in bounded batches on a connection of its own.
 
-    Each object serves one follower. ``writers`` raises ``EpochChanged`` if the database was restored since its first call,
-    because the follower's cursors then say nothing about the present facts.
+    Each object serves one follower. ``writers`` raises ``EpochChanged`` if the database was restored since the first
+    call of ``writers``, because the follower's cursors then say nothing about the present facts.
     """
 
     def __init__(self, using: str, name: str) -> None:
@@ -121,7 +124,7 @@ class TableCatchUp:
         return VectorToken(token.base) if registry.get(stream).declaration.announced_as else token
 
     async def check_epoch(self, epoch: str, what: str) -> None:
-        """Raises `EpochChanged` if the token was made before our database was restored. ``what`` names it in the message."""
+        """Raises `EpochChanged` if ``epoch`` is not the database's. ``what`` names the token in the message."""
         await self._in_thread(lambda: self._check_epoch(epoch, what))
 
     async def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Parts that both ends of the protocol share, apart from the protocol itself."""
+"""Code that servers and followers share, apart from the protocol itself."""

@@ -1,8 +1,9 @@
-"""Counts of the commands of this process, and the part of them that is not added to the table of counts yet.
+"""Counts the commands that this process sends and receives, until the counts are added to a database table.
 
-Connections count commands by word and by the name that the other side gives itself. Only plain names are counted, and a
-bounded number of them; the rest is ``other``. Names that the table has are known first, so that all processes use the
-same ones. ``received_rdata`` counts for the followers of this process, on any thread.
+Commands are counted by command word and by the name that the other side gives itself. Only plain names have counts of
+their own, and only a bounded number of them. All other names are counted as ``other``. The names that the table has are
+read first, so that all processes count the same names. ``received_rdata`` counts the RDATA commands that followers of
+this process receive. Any thread may add to it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["CommandCounts", "PendingCounts", "read_names", "received_rdata"]
 
 
 class CommandCounts:
-    """Commands by word and name of the other side. The keys of ``received`` and ``sent`` are those of the table."""
+    """The counts of commands by word and name of the other side. A key is ``"WORD name"``, as in the table."""
 
     def __init__(self) -> None:
         self.received: Counter[str] = Counter()
@@ -27,7 +28,7 @@ class CommandCounts:
         self._known: set[str] = set()
 
     def know(self, names: Iterable[str]) -> None:
-        """Adds names that the table has."""
+        """Adds names that the table of counts has, so that `label` keeps them."""
         self._known.update(names)
 
     def label(self, name: str) -> str:
@@ -44,12 +45,12 @@ class CommandCounts:
 
 
 def read_names(cursor: Any) -> set[str]:
-    """Returns the names that the table has."""
+    """Returns the names of clients and servers that the table of counts has."""
     return {name.partition(" ")[2] for name in counted_names(cursor, ["received", "sent"])}
 
 
 class PendingCounts:
-    """Counts that are not added to the table yet. May be used by any thread."""
+    """Counts that were not added to the table yet. Any thread may use them."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -62,7 +63,7 @@ class PendingCounts:
             self._counts[name] += number
 
     def store(self, cursor: Any) -> None:
-        """Adds the counts to the table, each once. If that raises, they are kept for the next call."""
+        """Adds the counts to the table, and starts again at 0. If that fails, keeps the counts for the next call."""
         with self._lock:
             counts, self._counts = self._counts, Counter()
         # The lock is not held during the write, so that `add`, called on event loops, never waits for the database.
@@ -74,5 +75,5 @@ class PendingCounts:
             raise
 
 
-#: Stream -> RDATA commands that followers of this process received.
+#: Stream -> number of RDATA commands that followers of this process received.
 received_rdata = PendingCounts("rdata")

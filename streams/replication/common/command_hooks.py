@@ -21,7 +21,7 @@ _handlers: dict[type[Command], list[Callable[[Any], None]]] = {}
 
 
 def subscribe(kind: type[C], handler: Callable[[C], None]) -> Callable[[], None]:
-    """Calls ``handler`` with every command of that class from now on. The returned function ends this."""
+    """Registers a handler for all commands of the class ``kind``. Returns a function that ends the subscription."""
     handlers = _handlers.setdefault(kind, [])
     handlers.append(handler)
 

@@ -1,6 +1,6 @@
-"""Storing how far a server's connections and this process's followers are, in the table of readers, once a second.
+"""Writes the rows of a server's connections and of this process's followers to the table of readers.
 
-Blocking. Called by one thread at a time, on a connection of its own.
+All calls block. Only one thread may call at a time. Each `ReaderRows` has a database connection of its own.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReaderRows:
             return store_readers(cursor, self._kind, os.getpid(), rows, self._served_by)
 
     def forget_old(self) -> None:
-        """Deletes readers of any kind that ended or went silent long ago, except named readers."""
+        """Deletes the rows of all readers that ended or became silent long ago, except named readers."""
         with self._connection.cursor() as cursor:
             forget_readers(cursor)
 

@@ -1,8 +1,8 @@
 """Fast reading of missed facts from the tables, for followers that are far behind.
 
-It makes plain tuples and one object per row. It reads the same rows as ``streams.reading.rows.rows_between``, without the
-times of insertion; a test compares the two. Memory is bounded: `BatchSizer` asks for fewer rows when rows are large. Blocking;
-called with a DB-API cursor.
+It makes plain tuples and one object per row. It reads the same rows as ``streams.reading.rows.rows_between``, without
+the times of insertion; a test compares the two. Memory is bounded: `BatchSizer` asks for fewer rows when rows are
+large. All calls block.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _token = attrgetter("token")
 
 @dataclass(frozen=True, slots=True)
 class FactRange:
-    """The facts to read: after < token <= upto, of those writers, or of all if null."""
+    """The facts to read: those with after < token <= upto, of ``writers``, or of all writers if null."""
 
     after: int
     upto: int
@@ -38,8 +38,9 @@ def table_rows(
 ) -> tuple[list[FollowedRow], int]:
     """Returns about ``limit`` rows, and the position reached.
 
-    Rows ascend by token, facts are whole, and the rows of a fact are in order. The position is ``wanted.upto`` if nothing is
-    left. The caller must not ask beyond a position that it read before.
+    Rows ascend by token, facts are whole, and the rows of a fact are in order. The position is ``wanted.upto`` if
+    nothing is left in the range. ``wanted.upto`` must not exceed the positions of the wanted writers as the caller knew
+    them before this call, because facts above them may still be pending.
     """
     bounds = wanted.after, wanted.upto
     with collector_paused():  # thousands of new tuples would start the garbage collector again and again
@@ -75,20 +76,20 @@ def _followed(declaration: StreamDeclaration, table: FactTable, batch: Sequence[
 
 
 class BatchSizer:
-    """The number of rows to ask for, so that a batch stays near ``batch_bytes`` whatever the size of the rows."""
+    """The number of rows to read at a time. It keeps batches near ``batch_bytes``, whatever the size of the rows."""
 
     def __init__(self, batch_bytes: int = 8 * 1024 * 1024, first_rows: int = 1_000) -> None:
         self._batch_bytes = batch_bytes
         self._rows = first_rows
 
     def limit(self, most: int) -> int:
-        """Returns the number of rows to ask for now, at most ``most``."""
+        """Returns the number of rows to read now, at most ``most``."""
         return min(self._rows, most)
 
     def learn(self, rows: Sequence[FollowedRow]) -> None:
-        """Adapts the number to the size of the rows that came, estimated from a sample.
+        """Adapts the number to the size of the rows that were read, estimated from a sample of them.
 
-        It grows at most fourfold a call, and is never below 10.
+        The number grows at most fourfold per call, and is never below 10.
         """
         if not rows:
             return

@@ -1,8 +1,8 @@
 """Named SQL for the tables of workers' reports and of counts (pure).
 
 Every function is given a cursor. The caller decides about the transaction and handles errors. The time of a connection's
-last command is given as an age in seconds, so that the row stands on the database's clock. Times called ``ms`` are those
-that workers reported.
+last command is given as an age in seconds, so that the stored time is by the database's clock. Times called ``ms`` are
+those that workers reported, as Unix times in milliseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
     "take_over",
 ]
 
-#: Inserts connections over which users sync, or updates their names and times of last news.
+#: Inserts connections over which users sync, or updates their names and the times of their last command.
 _CONNECTIONS = """
 INSERT INTO streams_workerconnection AS known (key, name, address, served_by, connected_at, last_news_at)
 SELECT key, name, address, %(served_by)s, clock_timestamp(), clock_timestamp() - make_interval(secs => age)
@@ -64,12 +64,12 @@ _FORGET_SERVER = """
 WITH gone AS (DELETE FROM streams_workerconnection WHERE served_by = %(served_by)s RETURNING key)
 DELETE FROM streams_syncinguser s USING gone WHERE s.connection_key = gone.key
 """
-#: Times of last news in the future are from before the clock was set back. They are set to now, and age from here on.
-#: Otherwise such a connection would be kept until the clock has caught up.
+#: A time of the last command that lies in the future is from before the clock was set back. It is set to now. Otherwise
+#: the connection would be kept until the clock has caught up.
 _NEWS_AHEAD = (
     "UPDATE streams_workerconnection SET last_news_at = clock_timestamp() WHERE last_news_at > clock_timestamp()"
 )
-#: Deletes connections without news: their server died, or they send nothing at all.
+#: Deletes connections without a recent command: their server died, or they send nothing at all.
 _FORGET_SILENT = """
 WITH gone AS (
     DELETE FROM streams_workerconnection WHERE last_news_at < clock_timestamp() - make_interval(secs => %(silence)s)
@@ -90,8 +90,8 @@ FROM jsonb_each_text(%(rows)s::jsonb),
      (SELECT max(position) AS position FROM streams_streamposition WHERE stream = 'federation') AS announced
 ON CONFLICT (instance_name) DO UPDATE SET token = excluded.token, acknowledged_at = excluded.acknowledged_at
 """
-#: Inserts or updates users' addresses. Times in the future are cut at now, because no later report could replace them.
-#: Sorted by key, so that two servers that write the same rows lock them in the same order and cannot deadlock.
+#: Inserts or updates users' addresses. A time in the future is replaced by now, because no later report could replace
+#: it. Sorted by key, so that two servers that write the same rows lock them in the same order and cannot deadlock.
 _ADDRESSES = """
 INSERT INTO streams_useraddress AS known (user_id, token_digest, ip, device_id, user_agent, last_seen_at)
 SELECT "user", digest, ip, device, agent, least(to_timestamp(ms / 1000.0), clock_timestamp())
@@ -113,22 +113,28 @@ Row = Mapping[str, Any]
 
 
 def store_connections(cursor: Any, rows: Sequence[Row], served_by: str) -> None:
-    """Inserts or updates connections: rows of ``key``, ``name``, ``address`` and ``age`` (seconds since the last command)."""
+    """Inserts or updates connections.
+
+    A row has ``key``, ``name``, ``address`` and ``age`` (seconds since the last command).
+    """
     _write(cursor, _CONNECTIONS, rows, served_by=served_by)
 
 
 def store_syncs(cursor: Any, rows: Sequence[Row]) -> None:
-    """Inserts or updates syncing users: rows of ``connection``, ``worker``, ``user``, ``device`` and ``ms`` (since the epoch)."""
+    """Inserts or updates syncing users. A row has ``connection``, ``worker``, ``user``, ``device`` and ``ms``."""
     _write(cursor, _SYNCS, rows)
 
 
 def end_syncs(cursor: Any, rows: Sequence[Row]) -> None:
-    """Deletes syncing users: rows of ``connection``, ``worker``, ``user`` and ``device``."""
+    """Deletes syncing users. A row has ``connection``, ``worker``, ``user`` and ``device``."""
     _write(cursor, _ENDS, rows)
 
 
 def take_over(cursor: Any, connections: Mapping[str, str]) -> None:
-    """Deletes what workers reported over connections other than the given ones. ``connections``: ``{worker: connection}``."""
+    """Deletes the syncing users that a worker reported over another connection than its present one.
+
+    ``connections`` maps each worker to its present connection.
+    """
     _write(cursor, _TAKE_OVER, connections)
 
 
@@ -150,7 +156,7 @@ def forget_server(cursor: Any, served_by: str) -> None:
 
 
 def forget_old(cursor: Any, silence_seconds: float, address_seconds: float) -> None:
-    """Deletes connections without news for ``silence_seconds``, with their users.
+    """Deletes connections without a command for ``silence_seconds``, with their users.
 
     Also deletes up to 1,000 addresses that were not seen for ``address_seconds``.
     """
@@ -167,18 +173,18 @@ def store_acknowledgements(cursor: Any, tokens: Mapping[str, int]) -> None:
 def store_addresses(cursor: Any, rows: Sequence[Row]) -> None:
     """Inserts or updates users' addresses.
 
-    Rows of ``user``, ``digest`` (of the access token), ``ip``, ``device``, ``agent`` and ``ms`` (since the epoch).
+    A row has ``user``, ``digest`` (of the access token), ``ip``, ``device``, ``agent`` and ``ms``.
     """
     _write(cursor, _ADDRESSES, rows)
 
 
 def add_counts(cursor: Any, rows: Sequence[Row]) -> None:
-    """Adds to the stored counts: rows of ``kind``, ``name`` and ``total``, the number to add."""
+    """Adds to the stored counts. A row has ``kind``, ``name`` and ``total``, which is the number to add."""
     _write(cursor, _COUNTS, rows)
 
 
 def counted_names(cursor: Any, kinds: Sequence[str]) -> list[str]:
-    """Returns the names of these kinds that the table has, at most 10,000."""
+    """Returns the names of these kinds in the table of counts, at most 10,000."""
     cursor.execute("SELECT name FROM streams_wirecount WHERE kind = ANY(%(kinds)s) LIMIT 10000", {"kinds": list(kinds)})
     return [name for (name,) in cursor.fetchall()]
 

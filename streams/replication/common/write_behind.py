@@ -1,7 +1,8 @@
-"""Writing to the database in the background of an event loop: coalesced, in a thread of its own, with retries.
+"""Writes to the database in the background of an event loop: in batches, in a thread of its own, with retries.
 
-Batches are collected on the loop and written in the thread. A batch that could not be written is tried again before
-another one is collected. So the collecting side must bound what waits meanwhile.
+Batches are collected on the loop and written in the thread. If the database is unreachable, the batch is retried before
+another one is collected. So the code that collects must bound the data that waits meanwhile. A batch that fails with
+another error is logged and dropped.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ RETRY_SECONDS = 1.0
 
 
 class BackgroundWriter(Generic[B]):
-    """A background writer: writes what ``collect`` returns (null: nothing) soon after `wake`.
+    """A background writer. Soon after `wake` it calls ``collect``, and passes the batch to ``write`` in its thread.
 
-    Two writes are at least ``gap_seconds`` apart. Without `wake`, ``collect`` is called every ``idle_seconds``. ``close`` is
-    called in the thread at the end.
+    Nothing is written if ``collect`` returns null. Two writes are at least ``gap_seconds`` apart. Without `wake`,
+    ``collect`` is called every ``idle_seconds``. ``close`` is called in the thread at the end.
     """
 
     def __init__(
@@ -62,14 +63,14 @@ class BackgroundWriter(Generic[B]):
         self._wake.set()
 
     async def run(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` in the thread, after a write that is under way. Exceptions are raised to the caller."""
+        """Runs ``work`` in the thread, after a write that is under way. Waits for its end, and raises its error."""
         await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def stop(self) -> None:
-        """Writes once what is left, and ends.
+        """Makes one attempt to write what is left, and ends.
 
-        A write that is under way is waited for and not cancelled: the thread would finish it anyway, and it must not
-        happen twice.
+        A write that is under way is not cancelled but waited for. The thread would finish it anyway, and its batch must
+        not be written twice.
         """
         if self._task is not None:
             self._stopping.set()

@@ -1,7 +1,8 @@
 """Admission to the replication port by the client's address: plain text, TLS, or refused (pure).
 
-Without TLS, only loopback and the named networks are admitted, in plain text. With TLS, every address is admitted with a
-client certificate. The named networks may then use plain text as well, because a worker of 1.43 does not support TLS.
+Without TLS, only loopback and the networks of ``REPLSITE_PLAIN_NETWORKS`` are admitted, in plain text. With TLS, every
+address is admitted with a client certificate. These networks may then use plain text as well, because a worker of
+Synapse 1.43 does not support TLS.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class AllowedTransport(enum.Enum):
 
 
 def networks_of(texts: Sequence[str], setting: str = "REPLSITE_PLAIN_NETWORKS") -> list[Network]:
-    """Returns the parsed networks. Raises `BadAddress`, with the name of ``setting``, if a text is not a network."""
+    """Parses networks. Raises `BadAddress`, with ``setting`` in its message, if a text is not a network."""
     try:
         return [ipaddress.ip_network(text) for text in texts]
     except ValueError as error:
@@ -63,7 +64,10 @@ class Access:
         self._has_tls = has_tls
 
     def of(self, host: str) -> AllowedTransport:
-        """Returns the transport for a client from ``host``. A host that is no IP address, such as a socket file, is local."""
+        """Returns the transport that a client from ``host`` may use.
+
+        A host that is no IP address, such as a socket file, is treated like loopback.
+        """
         address = _address(host)
         if address is None:
             return AllowedTransport.TLS if self._has_tls else AllowedTransport.PLAIN
@@ -72,7 +76,7 @@ class Access:
         return AllowedTransport.PLAIN if self._is_named(address) or address.is_loopback else AllowedTransport.NOTHING
 
     def is_near(self, host: str) -> bool:
-        """Returns true if ``host`` is an address of this machine (loopback) or of a named network."""
+        """Returns true if ``host`` is a loopback address, or an address in one of ``plain_networks``."""
         address = _address(host)
         return address is not None and (self._is_named(address) or address.is_loopback)
 

@@ -5,8 +5,8 @@ in between. Followers compute a linear position from the writers that they know,
 
 * A new writer is announced before anything else of its stream, so that no follower's linear position passes its facts.
 * A retired writer, or one whose stored row is gone, moves along with the linear position. Otherwise the position where
-  it stopped would hold back every follower for ever. The same holds for the stand-in, which makes a stream visible that
-  has no writer yet.
+  it stopped would hold back every follower for ever. A stream that has no writer yet is announced with a *stand-in* as
+  its writer. The stand-in moves along with the linear position as well.
 
 Assumes that snapshots come in the order in which they were taken, and that rows of a step are read after its snapshot.
 """
@@ -36,7 +36,7 @@ class StoredWithGeneration(Stored, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _CombinedWriters:
-    """A stand-in for all writers of a stream that is announced under one name."""
+    """The one writer that stands for all writers of a stream that is announced under one name."""
 
     position: int
     generation: int
@@ -115,7 +115,7 @@ class _StreamState:
 class Announcer:
     """The positions last sent for every writer, and the computation of the next steps.
 
-    `steps` may run in another thread, as long as `start` and `skip` are not called meanwhile.
+    `steps` may run in another thread, but `start` and `skip` must not be called meanwhile.
 
     ``streams`` gives the order of announcements. ``stand_in`` is the writer shown for a stream without writers. Streams
     ``in_memory`` are at 0 while they are empty, and may start again at 0. ``announced_as`` maps a stream to the one name
@@ -137,7 +137,7 @@ class Announcer:
 
     @property
     def wants_round_at(self) -> float:
-        """Returns when the next deferred `Move` is due, on the clock of `steps`, or infinity."""
+        """Returns the time at which the next deferred `Move` is due, by the clock of `steps`, or infinity."""
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
     def start(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
@@ -155,11 +155,11 @@ class Announcer:
         now: float,
         only: Collection[str] | None = None,
     ) -> list[Step]:
-        """Returns the steps from the positions last sent to the snapshot, in the order to carry them out.
+        """Returns the steps that bring clients from the positions sent last to those of the snapshot, in order.
 
-        ``now`` is in seconds of a clock that never goes back. With ``only``, other streams are left out. The caller
-        confirms each step that it carried out with `said`. If a `Read` was cut short, the caller must leave out the
-        `Move` after it.
+        ``now`` is in seconds of a clock that never goes back. If ``only`` is given, steps of other streams are left
+        out. The caller confirms each step that it carried out with `said`. If it did not send all rows of a `Read`, it
+        must leave out the `Move` of the same writer that follows.
         """
         steps: list[Step] = []
         for name, state in self._streams.items():
@@ -168,7 +168,7 @@ class Announcer:
         return steps
 
     def skip(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:
-        """Goes to the snapshot without any steps; for a server without clients."""
+        """Takes over the positions of the snapshot without any steps. Used while the server has no clients."""
         for name, state in self._streams.items():
             stored = self._stored(snapshot, name, state)
             self._reset_if_restarted(state, stored)
@@ -195,15 +195,17 @@ class Announcer:
     ) -> Iterator[Step]:
         state.wants_round_at = math.inf
         self._reset_if_restarted(state, stored)
-        # Not state.linear: the last round may have failed. Say its snapshot had a new writer B and linear position 10, and
-        # B wrote 9. B was not announced. Announced now at 10, its fact 9 would be skipped; said_linear, 7, is below it.
+        # Not state.linear, because the last round may have failed. Example: its snapshot had linear position 10 and a
+        # new writer B with fact 9, but B was not announced. If B were announced now at 10, followers would skip fact 9.
+        # The linear position of the last round that succeeded, 7, is below that fact.
         before = state.said_linear
         state.linear = max(state.linear, linear_position(stored.values(), state.linear))
         sent = dict(state.sent)
         for writer in sorted(state.to_reset):
             yield Announce(name, writer, sent[writer])
         # A writer commits its row before it reserves its first ID. So all its facts lie above the linear position from
-        # before it came, and it is announced there, before the steps of other writers move followers past its facts.
+        # before it came. It is announced at that position, before the steps of other writers move followers past its
+        # facts.
         for writer in sorted(stored.keys() - sent.keys()):
             sent[writer] = min(before, stored[writer].position)
             yield Announce(name, writer, sent[writer])
@@ -227,7 +229,10 @@ class Announcer:
     def _stored(
         self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]], name: str, state: _StreamState
     ) -> Mapping[str, StoredWithGeneration]:
-        """Returns the stored writers. A stream announced under one name has this one, at the linear position."""
+        """Returns the stored writers of a stream.
+
+        For a stream that is announced under one name, returns one writer of this name, at the linear position.
+        """
         stored = snapshot.get(name, {})
         if (announced := self._announced_as.get(name)) is None or not stored:
             return stored
@@ -235,7 +240,7 @@ class Announcer:
 
     @staticmethod
     def _reset_if_restarted(state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> None:
-        """Resets all writers to 0 if the stream, in memory, has a new generation."""
+        """Resets all writers of a stream to 0 if the stream has a new generation, as only a stream in memory can."""
         if (generation := _generation(stored)) > state.generation:
             state.generation, state.linear, state.said_linear = generation, 0, 0
             state.sent = dict.fromkeys(state.sent, 0)
@@ -252,17 +257,17 @@ def _generation(stored: Mapping[str, StoredWithGeneration]) -> int:
 
 
 def position_line(stream: str, writer: str, previous: int, new: int) -> bytes:
-    """Returns a POSITION line. The names are not checked here, but where they enter the program."""
+    """Returns a POSITION line. Does not check the names, which were checked when they entered the program."""
     return b"POSITION %s %s %d %d\n" % (stream.encode(), writer.encode(), previous, new)
 
 
 def encode_rows(step: Read, rows: Sequence[Row], reached: int, limit: int = LINE_LIMIT_BYTES) -> Lines:
-    """Returns the lines that bring followers from ``step.after`` to ``reached``: those of the rows, or a POSITION.
+    """Returns the lines that bring followers from ``step.after`` to ``reached``.
 
-    ``rows`` are whole facts of one writer, ascending. All rows of a fact but the last have ``batch`` in place of the
-    token. A POSITION follows if ``reached`` lies above the last row, or if there are no rows. A fact with a row that does
-    not fit into a line of ``limit`` bytes becomes a POSITION whose ``prev`` is the fact's own token. Every follower is
-    behind that token, so it fetches the fact.
+    ``rows`` are whole facts of one writer, ascending. Each row becomes an RDATA line. All lines of a fact but the last
+    have ``batch`` in place of the token. A POSITION follows if ``reached`` lies above the last row, or if there are no
+    rows. A fact with a row that does not fit into a line of ``limit`` bytes becomes a POSITION whose ``prev`` is the
+    fact's own token. Every follower is behind that token, so it fetches the fact.
     """
     prefix = b"RDATA %s %s " % (step.stream.encode(), step.writer.encode())
     out: list[bytes] = []
@@ -297,7 +302,7 @@ def _fact_lines(prefix: bytes, token: int, fact: Sequence[Row], limit: int) -> l
 
 
 def _by_token(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row]]]:
-    """Yields (token, rows): neighbours with the same token, together."""
+    """Yields (token, rows) for each group of adjacent rows with the same token."""
     start = 0
     for end in range(1, len(rows) + 1):
         if end == len(rows) or rows[end].token != rows[start].token:

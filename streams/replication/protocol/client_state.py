@@ -1,9 +1,9 @@
 """State that a following process reports to its server, and reports again after every reconnect (pure).
 
 It is the sending side of a worker's reports: which users sync here, the position up to which federation was sent, users'
-addresses, and remote servers that are up again. A `ClientState` is given in the follower's options. Without a connection, only
-lasting state is kept: syncing users and the last acknowledgement. Every method raises `UnsendableCommand` if no line can
-carry the command. Assumes one caller at a time, on the follower's event loop.
+addresses, and remote servers that are up again. A `ClientState` is given in the follower's options. While there is no
+connection, only syncing users and the last acknowledgement are kept. Every method raises `UnsendableCommand` if its
+command cannot be written as a line. Assumes one caller at a time, on the follower's event loop.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ __all__ = ["ClientState"]
 
 #: The same address of a user is reported again only after this time.
 SEEN_AGAIN_MS = 120_000
-#: Addresses that are remembered for `SEEN_AGAIN_MS`.
+#: Most addresses that are remembered for `SEEN_AGAIN_MS`.
 MOST_ADDRESSES = 10_000
 
 
 class ClientState:
     """The reported state of one process.
 
-    ``worker_id`` is random per process (version 1.43: five letters). ``instance`` is the instance name. ``now_ms`` returns
-    milliseconds since the epoch.
+    ``worker_id`` is random per process (in Synapse 1.43: five letters). ``instance`` is the instance name. ``now_ms``
+    returns the Unix time in milliseconds.
     """
 
     def __init__(self, worker_id: str, instance: str, now_ms: Callable[[], int]) -> None:
@@ -49,7 +49,7 @@ class ClientState:
     # --- the connection -------------------------------------------------------------------------------------------
 
     def attach(self, say: Callable[[Command], None] | None) -> None:
-        """Sets the function that sends a command. Null: commands are dropped until the next connection."""
+        """Sets the function that sends a command. If it is null, commands are dropped until the next connection."""
         self._say = say or _drop
 
     def greeting(self) -> list[Command]:
@@ -61,7 +61,7 @@ class ClientState:
         return said
 
     def farewell(self) -> list[Command]:
-        """Returns the commands to send before an orderly end."""
+        """Returns the commands to send before an orderly end: CLEAR_USER_SYNC, if any USER_SYNC was sent."""
         return [ClearUserSync(self._worker_id)] if self._has_said_syncs else []
 
     # --- syncing users --------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class ClientState:
             self._say(command)
 
     def stop_syncing(self, user_id: str, device_id: str | None = None) -> None:
-        """Ends one request of the user, and sends USER_SYNC after the last one. Raises ``KeyError`` without a start."""
+        """Ends one request of the user, and sends USER_SYNC after the last. Raises ``KeyError`` if none was started."""
         key = user_id, device_id
         self._syncs[key] -= 1
         if self._syncs[key] == 0:
@@ -110,7 +110,7 @@ class ClientState:
 
 
 def _drop(command: Command) -> None:
-    """Drops the command: there is no connection."""
+    """Drops the command, because there is no connection."""
 
 
 def _checked(command: Command) -> Command:

@@ -1,7 +1,7 @@
 """The commands of the replication protocol (pure): one class per command, parsed from lines and formatted as lines.
 
-All commands of version 1.43, and those that later versions added (`LATER_WORDS`). A client of 1.43 must not be sent the
-later ones.
+The module has all commands of Synapse 1.43, and those that later versions added (`LATER_WORDS`). A client of 1.43 must
+not be sent a later command.
 
 A line is the command word, one blank and the arguments. Fields are separated by exactly one blank, so two blanks mean an
 empty field. Integers follow Python's ``int()``; tokens have at most 64 bits. The table `COMMANDS` holds the grammar of
@@ -74,14 +74,17 @@ class Command(msgspec.Struct, frozen=True):
 
 
 class Server(Command, frozen=True):
-    """The server's name: the first line that it sends."""
+    """The server's name. It is the first line that a server sends."""
 
     WORD: ClassVar[str] = "SERVER"
     server_name: str
 
 
 class RData(Command, frozen=True):
-    """One row of a fact. Token null (``batch``): more rows of the same fact follow, and the last one carries the token."""
+    """One row of a fact. A null ``token``, written ``batch``, means that more rows of the same fact follow.
+
+    Only the last row of a fact has the token.
+    """
 
     WORD: ClassVar[str] = "RDATA"
     stream: str
@@ -91,7 +94,7 @@ class RData(Command, frozen=True):
 
 
 class Position(Command, frozen=True):
-    """The position of a writer, now ``new``. All its rows with previous < token <= new, if any, were sent before."""
+    """The new position of a writer. All its rows with previous < token <= new were sent before this command."""
 
     WORD: ClassVar[str] = "POSITION"
     stream: str
@@ -108,14 +111,14 @@ class Error(Command, frozen=True):
 
 
 class Ping(Command, frozen=True):
-    """A sign of life, usually with the sender's milliseconds since the epoch."""
+    """A sign of life. ``text`` is usually the sender's Unix time in milliseconds."""
 
     WORD: ClassVar[str] = "PING"
     text: str
 
 
 class RemoteServerUp(Command, frozen=True):
-    """A remote server can be reached again."""
+    """A notice that a remote homeserver can be reached again."""
 
     WORD: ClassVar[str] = "REMOTE_SERVER_UP"
     server_name: str
@@ -135,9 +138,10 @@ class Replicate(Command, frozen=True):
 
 
 class UserSync(Command, frozen=True):
-    """A user started or stopped syncing on the worker process ``instance_id`` (not its instance name).
+    """A report that a user started or stopped syncing on a worker process.
 
-    ``device_id`` null: the form of 1.43, which has no device. Later versions write the word ``None`` for no device.
+    ``instance_id`` identifies the process, and is not its instance name. ``device_id`` is null in the form of 1.43,
+    which has no device. Later versions write the word ``None`` for no device.
     """
 
     WORD: ClassVar[str] = "USER_SYNC"
@@ -149,7 +153,7 @@ class UserSync(Command, frozen=True):
 
 
 class ClearUserSync(Command, frozen=True):
-    """A request to forget every syncing user of that worker process."""
+    """A request to forget every syncing user of the worker process ``instance_id``."""
 
     WORD: ClassVar[str] = "CLEAR_USER_SYNC"
     instance_id: str
@@ -164,7 +168,7 @@ class FederationAck(Command, frozen=True):
 
 
 class UserIP(Command, frozen=True):
-    """The address at which a user's device was seen. ``last_seen_ms`` is in milliseconds since the epoch."""
+    """The address at which a user's device was seen. ``last_seen_ms`` is a Unix time in milliseconds."""
 
     WORD: ClassVar[str] = "USER_IP"
     user_id: str
@@ -176,7 +180,7 @@ class UserIP(Command, frozen=True):
 
 
 class LockReleased(Command, frozen=True):
-    """A lock that several processes share is free again (later versions)."""
+    """A notice that a lock, shared by several processes, is free again (later versions)."""
 
     WORD: ClassVar[str] = "LOCK_RELEASED"
     instance: str
@@ -185,7 +189,7 @@ class LockReleased(Command, frozen=True):
 
 
 class NewActiveTask(Command, frozen=True):
-    """A scheduled task is ready to run (later versions)."""
+    """A notice that a scheduled task is ready to run (later versions)."""
 
     WORD: ClassVar[str] = "NEW_ACTIVE_TASK"
     task_id: str
@@ -223,8 +227,8 @@ def parse_line(line: str) -> Command:
 def format_line(command: Command, limit: int = LINE_LIMIT_BYTES) -> bytes:
     """Returns the line of a command, with its line feed.
 
-    The blank after the word is there even without arguments. Raises `UnsendableCommand` if the line is longer than ``limit``
-    bytes (line feed not counted), or if a field cannot be written.
+    A blank follows the command word even if there are no arguments. Raises `UnsendableCommand` if the line is longer
+    than ``limit`` bytes (line feed not counted), or if a field cannot be written.
     """
     try:
         arguments = COMMANDS[command.WORD].write(command)

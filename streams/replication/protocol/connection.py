@@ -81,7 +81,7 @@ class Limits:
     line_bytes: int = LINE_LIMIT_BYTES
 
 
-#: The states in which each input is allowed. Any other is a mistake of the caller.
+#: The states in which each method may be called. A call in any other state is a mistake of the caller.
 _ALLOWED: dict[str, frozenset[State]] = {
     "connected": frozenset({State.NEW}),
     "receive": frozenset({State.OPEN, State.CLOSING}),
@@ -93,9 +93,9 @@ _ALLOWED: dict[str, frozenset[State]] = {
 
 
 class Connection:
-    """The rules that both sides share. `now` is in seconds of a clock that never goes back.
+    """The rules that both sides of a connection share. ``now`` is in seconds of a clock that never goes back.
 
-    ``epoch_offset_seconds`` is added to `now` to get seconds since the epoch, which PING carries in milliseconds.
+    ``epoch_offset_seconds`` is added to ``now`` to get the Unix time, which PING carries in milliseconds.
     """
 
     side: Side
@@ -115,7 +115,7 @@ class Connection:
     # --- inputs ---------------------------------------------------------------------------------------------------
 
     def connected(self, now: float) -> None:
-        """Opens the connection and queues the greeting. Both sides send theirs at once."""
+        """Opens the connection and queues the greeting. Neither side waits for the other's greeting."""
         self._check("connected")
         self.state = State.OPEN
         self._last_command = now
@@ -161,8 +161,8 @@ class Connection:
     def tick(self, now: float, *, reading: bool = True) -> None:
         """Handles a deadline: sends PING, or closes a connection whose other side is silent for too long.
 
-        ``reading`` false means that the caller did not read the socket, so the silence proves nothing. It then counts
-        from now.
+        ``reading`` false means that the caller did not read the socket, so the silence proves nothing. The silence is
+        then measured from ``now``.
         """
         self._check("tick")
         if self.state is not State.OPEN:
@@ -176,7 +176,10 @@ class Connection:
             self.send(self._ping(now), now)
 
     def close(self, reason: CloseReason, now: float, text: str | None = None) -> None:
-        """Closes the connection, with an ERROR line if ``text`` is given. The reason of the first call is kept."""
+        """Closes the connection. If ``text`` is given, an open connection first sends it as an ERROR line.
+
+        The reason of the first call is kept.
+        """
         self._check("close")
         if self.state is State.CLOSING:
             return
@@ -196,7 +199,10 @@ class Connection:
         self._rest = b""
 
     def note_sent(self, size: int, lines: int, now: float) -> None:
-        """Counts bytes, shared by many connections, that the caller wrote directly to the transport."""
+        """Counts output as sent.
+
+        The caller uses this for output that many connections share, which it writes directly to the transport.
+        """
         self.bytes_out += size
         self.lines_out += lines
         self._last_sent = now
@@ -204,13 +210,16 @@ class Connection:
     # --- outputs --------------------------------------------------------------------------------------------------
 
     def take_output(self) -> bytes:
-        """Returns the bytes to send since the last call."""
+        """Returns the bytes to send, and removes them from the object."""
         output = b"".join(self._output)
         self._output.clear()
         return output
 
     def take_words(self) -> Counter[str]:
-        """Returns the commands sent since the last call, counted by word, without lines shared by many connections."""
+        """Returns how often each command was sent since the last call.
+
+        Lines that many connections share are not included.
+        """
         words, self._words = self._words, Counter()
         return words
 
@@ -220,12 +229,15 @@ class Connection:
 
     @property
     def last_command_at(self) -> float:
-        """Returns the time of the last valid command, or of the connect before the first one."""
+        """Returns the time of the last valid command. Before the first command, returns the time of the connect."""
         return self._last_command
 
     @property
     def deadline(self) -> float:
-        """Returns the time when `tick` (open) or an abort of the transport (closing) is due, or infinity."""
+        """Returns the time of the next deadline, or infinity.
+
+        At the deadline the caller calls `tick` if the connection is open, and aborts the transport if it is closing.
+        """
         if self.state is State.OPEN:
             ping_at = self._last_sent + self.limits.ping_interval_seconds
             timeout_at = self._last_command + self.limits.ping_timeout_seconds if self._peer_pings else math.inf
@@ -295,7 +307,7 @@ class ServerConnection(Connection):
 class ClientConnection(Connection):
     """The connecting side of a connection. Without ``server_name`` it accepts any server.
 
-    ``before_replicate`` returns the commands to send before REPLICATE, such as those for users that sync here.
+    ``before_replicate`` returns the commands to send before REPLICATE, such as USER_SYNC for users that sync here.
     """
 
     side = Side.CLIENT

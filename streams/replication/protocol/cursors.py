@@ -1,21 +1,21 @@
-"""Turns a follower's RDATA and POSITION commands into facts, moves, gaps and resets (pure).
+"""Turns the RDATA and POSITION commands that a follower receives into facts, moves, gaps and resets (pure).
 
 A POSITION says that its writer has nothing between ``prev`` and ``new`` except what was sent. If our cursor lies between
 the two, nothing is missing. If it lies below ``prev``, facts may be missing: a gap to fetch. RDATA before the writer's
 first POSITION of the connection is ignored, because catch-up covers it.
 
 Writers may join while the follower is disconnected. So the first POSITION of a stream on a connection begins a *run* of
-POSITIONs, one per writer. The *start of the run* is the linear position that we had before it:
+POSITIONs, one per writer. The *start of the run* is the linear position that we had before the run:
 
-* A writer that is new to us begins at the start of the run, because its facts lie above that. The linear position of
-  the run's other writers must not count yet. Exception: a new writer below all others shows that the stream started
-  again, where this is allowed.
+* A writer that is new to us begins at the start of the run, because all its facts lie above that. It does not begin at
+  the present linear position, which other POSITIONs of the run may have advanced. Exception: if the stream may start
+  again, a new writer below all others shows that the stream did.
 * On a stream that is new to us, every writer of the run begins at its announced position.
-* Until another command ends the run, the linear position is held, because a writer named next may be far behind. It is
-  not held once `learn` was given all writers from elsewhere.
+* The linear position is held until another command ends the run, because the next POSITION may name a writer that is
+  far behind. After `learn` it is not held, because all writers are known.
 
-Assumes that commands come in the order of the connection, and that the caller answers a `MissingRange` with `reached` before the
-next command.
+Assumes that commands come in the order of the connection, and that the caller answers a `MissingRange` with `reached`
+before the next command.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from streams.replication.protocol.row_size import row_size
 __all__ = ["Cursors", "Event", "Fact", "Ignored", "MissingRange", "Moved", "Reset"]
 
 
-#: Tokens of received facts above the linear position that are remembered, to advance it over consecutive IDs. When there
-#: are more, the linear position waits for the announced positions of all writers.
+#: Most tokens of received facts above the linear position that are remembered. They let the linear position advance
+#: over consecutive IDs. If there are more, it waits until the cursors of all writers have advanced.
 FACTS_ABOVE_LIMIT = 100_000
-#: Memory for the rows of incomplete facts, over all writers. A fact that does not fit is fetched instead.
+#: Most memory for the rows of incomplete facts, over all writers. A fact that does not fit is fetched when it is
+#: complete.
 BATCHES_LIMIT_BYTES = 64 * 1024 * 1024
-#: Writers, over all streams, that a server may name. One more raises `TooManyWriters`.
+#: Most writers, over all streams, that a server may name. One more raises `TooManyWriters`.
 NAMES_LIMIT = 20_000
 
 
 class Ignored(enum.StrEnum):
-    """The reason for ignoring a command. Each is counted."""
+    """The reason for ignoring a command. Ignored commands are counted by reason."""
 
     OWN_ECHO = "own echo"
     OTHER_STREAM = "other stream"
@@ -64,7 +65,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A writer moved to ``token``, and none of its facts up to there is missing."""
+    """The move of a writer to ``token``. None of its facts up to there is missing."""
 
     stream: str
     instance: str
@@ -73,9 +74,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """A range of the writer, after < token <= upto, in which facts may be missing.
+    """A range in which facts of the writer may be missing: after < token <= upto.
 
-    The caller fetches them, then calls `reached`.
+    The caller fetches the range, then calls `reached`.
     """
 
     stream: str
@@ -86,7 +87,7 @@ class MissingRange:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """The stream started again at a lower token."""
+    """The restart of a stream at a lower token. ``instance`` is the writer that showed it."""
 
     stream: str
     instance: str
@@ -98,21 +99,21 @@ Event = Fact | Moved | MissingRange | Reset
 
 @dataclass(slots=True)
 class _Batch:
-    """Rows of a fact whose last row has not come yet."""
+    """The rows of a fact whose last row has not come yet."""
 
     rows: list[Any] = field(default_factory=list)
     size: int = 0
     is_cut: bool = False
-    """The batch grew too large, and its rows were discarded."""
+    """True if the batch grew too large, and its rows were discarded."""
 
 
 @dataclass(slots=True)
 class _StreamCursors:
     """The cursors of one stream, its linear position, and the state of the present connection.
 
-    The linear position counts *received* facts. It is the minimum of the cursors, and advances further over facts received
-    with consecutive IDs. Beyond the minimum it never advances over positions that were only announced: a writer may announce
-    an ID of another writer before that writer's fact has come.
+    The linear position is the minimum of the cursors. It advances further if facts with the next IDs were *received*. A
+    position that was only announced never takes it beyond the minimum. Writer A may announce 7, the ID of a fact of
+    writer B, before that fact has come.
     """
 
     linear: int
@@ -121,13 +122,13 @@ class _StreamCursors:
     positioned: set[str] = field(default_factory=set)
     batches: dict[str, _Batch] = field(default_factory=dict)
     is_new: bool = True
-    """The stream is known only from the present run."""
+    """True while the stream is known only from its first run of POSITIONs."""
     run_start: int | None = None
     """Our linear position when the present run of POSITIONs began; None outside of a run."""
     is_learned: bool = False
-    """All writers are known on this connection."""
+    """True if `Cursors.learn` was called on this connection, so that all writers are known."""
     is_held: bool = False
-    """The linear position must not advance: the next command may name one more writer."""
+    """True while the linear position must not advance, because the next command may name one more writer."""
 
     def reset_writer(self, instance: str, token: int) -> None:
         """Puts the writer at ``token``, even below its cursor, and computes the linear position again."""
@@ -136,7 +137,10 @@ class _StreamCursors:
         self.facts_above.clear()
 
     def reach(self, instance: str, token: int, *, is_fact: bool = False) -> None:
-        """Records that everything of the writer up to ``token`` was received. ``is_fact``: the token itself is a fact's."""
+        """Records that everything of the writer up to ``token`` was received.
+
+        ``is_fact`` is true if the writer has a fact with this token.
+        """
         self.cursors[instance] = max(token, self.cursors.get(instance, 0))
         if is_fact and len(self.facts_above) < FACTS_ABOVE_LIMIT:
             heapq.heappush(self.facts_above, token)
@@ -155,8 +159,9 @@ class _StreamCursors:
 class Cursors:
     """The cursors of one follower over all its connections.
 
-    ``streams``: the wanted ones, null for all. ``own_instance``: the name under which this same process writes.
-    ``can_reset`` returns true for streams that may start again at a lower token: those without a lasting table of ours.
+    ``streams`` are the streams to follow; null means all. ``own_instance`` is the name under which this process writes:
+    commands about this writer are ignored. ``can_reset`` returns true for a stream that may start again at a lower
+    token. A stream with a durable table of ours may not.
     """
 
     def __init__(
@@ -178,14 +183,14 @@ class Cursors:
     # --- known positions ------------------------------------------------------------------------------------------
 
     def start(self, stream: str, linear: int, positions: Mapping[str, int]) -> None:
-        """Starts a stream at known cursors. A writer that is not named starts at ``linear``."""
+        """Starts a stream at known cursors. A writer that is not in ``positions`` starts at ``linear``."""
         self._streams[stream] = _StreamCursors(linear, dict(positions), is_new=False)
 
     def learn(self, stream: str, writers: Iterable[str]) -> None:
-        """Sets all writers of a stream, from a snapshot taken after the server sent its positions.
+        """Sets the writers of a stream to those of a snapshot, taken after the server sent its positions.
 
-        Writers that are new to us begin at the linear position, or during a run at its start. Writers that are gone no
-        longer hold the linear position back.
+        A writer that is new to us begins at the linear position, or during a run at the start of the run. A writer that
+        is not in the snapshot no longer holds the linear position back.
         """
         state, existing = self._streams[stream], set(writers)
         for writer in existing:
@@ -197,7 +202,7 @@ class Cursors:
         state.settle()
 
     def begin_connection(self) -> None:
-        """Prepares for a new connection: no stream has a POSITION on it yet, and incomplete batches are discarded."""
+        """Prepares for a new connection. Discards incomplete batches, and forgets which writers had a POSITION."""
         for state in self._streams.values():
             state.positioned.clear()
             state.batches.clear()
@@ -210,7 +215,7 @@ class Cursors:
         self._streams[stream].reach(instance, token)
 
     def rewind(self, stream: str, instance: str) -> None:
-        """Puts the writer at 0. The stream started again, and the caller is about to fetch its facts since then."""
+        """Puts the writer at 0. Called after a `Reset`, before the facts of the restarted stream are fetched."""
         self._streams[stream].reset_writer(instance, 0)
 
     # --- commands of the server -----------------------------------------------------------------------------------
@@ -231,7 +236,7 @@ class Cursors:
         return self._take_position(command) if isinstance(command, Position) else self._take_rdata(command)
 
     def end_run(self) -> None:
-        """Ends the run of first POSITIONs, because another command came. The linear position is no longer held."""
+        """Ends the run of first POSITIONs. Called when another command came. The linear position is no longer held."""
         if self._held is not None:
             state = self._streams[self._held]
             state.is_held = False
@@ -240,7 +245,7 @@ class Cursors:
             self._held = None
 
     def settled(self) -> set[str]:
-        """Returns the streams whose run ended since the last call."""
+        """Returns the streams whose run of POSITIONs ended since the last call of this method."""
         settled, self._settled = self._settled, set()
         return settled
 
@@ -278,9 +283,9 @@ class Cursors:
     def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
         """Handles a POSITION below the writer's cursor: the stream started again, or the command is stale.
 
-        A stream with a lasting table never goes back: there, the server has only read less than we have. Another stream
-        may start again. This may show first at a writer that is new to us, if it is below all others. One that merely
-        joined never is.
+        A stream with a durable table never goes back. There the POSITION is stale: the server has read less of the
+        table than we have. Any other stream may have started again. A writer that is new to us shows this as well, if
+        it is below all others. A writer that merely joined is never below all others.
         """
         in_run = state.run_start is not None
         is_lowest = in_run and command.new < min(state.cursors.values())
@@ -343,7 +348,10 @@ class Cursors:
 
     @staticmethod
     def _place(state: _StreamCursors, writer: str) -> int:
-        """Returns the writer's cursor. A writer new to us is put at the linear position, or during a run at its start."""
+        """Returns the writer's cursor.
+
+        A writer that is new to us is first put at the linear position, or during a run at the start of the run.
+        """
         if writer not in state.cursors:
             state.cursors[writer] = state.linear if state.run_start is None else state.run_start
         return state.cursors[writer]
@@ -359,15 +367,15 @@ class Cursors:
         return stream in self._streams
 
     def is_starting(self, stream: str) -> bool:
-        """Returns true while the stream is new and its run of POSITIONs may still go on."""
+        """Returns true while the stream is new to us and its first run of POSITIONs may still go on."""
         return stream in self._streams and self._streams[stream].is_new
 
     def linear(self, stream: str) -> int:
-        """Returns the position up to which every fact of all writers was received."""
+        """Returns the position up to which every fact of the stream was received, of all writers."""
         return self._streams[stream].linear
 
     def positions(self) -> dict[str, dict[str, int]]:
-        """Returns ``{stream: {writer: cursor}}``. No cursor is below the stream's linear position."""
+        """Returns ``{stream: {writer: cursor}}``. Cursors below the linear position are raised to it."""
         return {
             stream: {writer: max(cursor, state.linear) for writer, cursor in state.cursors.items()}
             for stream, state in self._streams.items()

@@ -1,9 +1,9 @@
 """The order in which a follower delivers facts (pure): per writer as soon as received, or linear over all writers.
 
-`LinearView` is given whole facts of one stream, and its linear position, and returns the rows that may be delivered. It
-buffers facts above the linear position. If the buffer overflows, or if a gap was not fetched at once, it remembers only
-the position up to which its buffer may lack facts. The caller later reads that range from the table, in ascending order
-over all writers, as soon as the linear position has passed it.
+`LinearView` is given the whole facts of one stream and the stream's linear position. It returns the rows that may be
+delivered, and buffers facts above the linear position. If the buffer overflows, or if a gap was not fetched at once, it
+remembers only the position up to which the buffer may lack facts. The caller later reads that range from the table,
+over all writers in ascending order, as far as the linear position has advanced.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class View(enum.StrEnum):
     """The delivery order that a handler chooses."""
 
     WRITER = "writer"
-    """Facts of each writer in order, as soon as known; between writers in no order."""
+    """Facts of each writer in order, as soon as they are received. Facts of different writers come in any order."""
     LINEAR = "linear"
-    """All facts in order of their tokens, never above the linear position."""
+    """Facts of all writers in order of their tokens, never above the linear position."""
 
 
 class FollowedRow(msgspec.Struct, frozen=True):
-    """One row as given to a handler. Rows of one fact have the same token."""
+    """One row as it is passed to a handler. All rows of a fact have the same token."""
 
     stream: str
     instance: str
@@ -39,7 +39,7 @@ class FollowedRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A range, after < token <= upto, to read from the table over all writers, ascending, and to deliver."""
+    """A range to read from the table and deliver: all writers' facts with after < token <= upto, ascending."""
 
     after: int
     upto: int
@@ -52,7 +52,7 @@ class _Waiting:
 
 
 class LinearView:
-    """The linear order of one stream. Everything up to ``handed_out`` was delivered."""
+    """The delivery of one stream in linear order. Everything up to ``handed_out`` was delivered."""
 
     def __init__(self, handed_out: int, buffer_limit_rows: int = 10_000) -> None:
         self.handed_out = handed_out
@@ -67,7 +67,10 @@ class LinearView:
         return self._waiting_rows
 
     def add(self, rows: Iterable[FollowedRow]) -> None:
-        """Buffers the rows of one fact above the linear position."""
+        """Buffers the rows of one fact until the linear position reaches the fact.
+
+        Ignores a fact that was delivered already, or that will be read from the table.
+        """
         fact = tuple(rows)
         token = fact[0].token
         if token <= max(self.handed_out, self._missing_upto):
@@ -80,7 +83,10 @@ class LinearView:
             self.miss(max(waiting.token for waiting in self._waiting))
 
     def miss(self, upto: int) -> None:
-        """Records that the buffer may lack facts up to ``upto``. That range is returned by `due` when its turn comes."""
+        """Records that the buffer may lack facts up to ``upto``, and drops the buffered facts up to there.
+
+        `due` returns the range to read instead.
+        """
         self._missing_upto = max(self._missing_upto, upto)
         kept = [waiting for waiting in self._waiting if waiting.token > self._missing_upto]
         heapq.heapify(kept)
@@ -88,7 +94,10 @@ class LinearView:
         self._waiting_rows = sum(len(waiting.rows) for waiting in kept)
 
     def due(self, linear: int) -> Range | None:
-        """Returns the range to read before anything else is delivered, or null. The caller reports its progress with `read`."""
+        """Returns the range to read and deliver before any buffered rows, or null if there is none.
+
+        The caller reports the progress of reading with `read`.
+        """
         upto = min(linear, self._missing_upto)
         return Range(self.handed_out, upto) if upto > self.handed_out else None
 
@@ -109,6 +118,6 @@ class LinearView:
     def leave(self) -> list[FollowedRow]:
         """Returns all buffered rows, ascending.
 
-        For a stream that started again: its linear position will not reach these rows any more.
+        Called when the stream started again, because its new linear position says nothing about these rows.
         """
         return self.take(max((fact.token for fact in self._waiting), default=self.handed_out))

@@ -1,9 +1,10 @@
 """The advance of a reader's cursor (pure): the next range to read, the rows that are due, and the target.
 
-A cursor is a vector token. It covers all facts up to its base, and those of each named writer up to its entry. In linear
-order the target is the linear position alone; in order per writer it is the whole vector. A row is due if the target
-covers it and the cursor does not. The next cursor after reading up to ID p covers exactly the rows read. Taking p as the
-new base would skip rows of slower writers.
+A cursor is a vector token. It covers all facts up to its base, and those of each named writer up to its entry. The
+*target* is the token up to which facts may be delivered now. In linear order the target is the linear position alone;
+in order per writer it is the whole vector. A row is *due* if the target covers it and the cursor does not. After
+reading up to ID p, the next cursor must cover exactly the rows read. A cursor with base p would skip later rows of
+slower writers.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ __all__ = ["ReadRange", "due_rows", "next_range", "target_of"]
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """A range to read: rows with after < token <= upto of those writers, or of all if null.
+    """A range to read: rows with after < token <= upto of ``writers``, or of all writers if null.
 
-    It holds every row between the cursor and the target, and may hold others (`due_rows`).
+    The range may also hold rows that are not due. `due_rows` leaves these out.
     """
 
     after: int

@@ -23,7 +23,7 @@ from streams.replication.protocol.announcer import Lines, Read, position_line
 
 __all__ = ["can_write_lines", "lines_sql", "take_lines"]
 
-#: Escaped, a character of the Basic Multilingual Plane becomes six characters, and one beyond it twelve.
+#: Most characters that one character becomes when it is escaped: six in the Basic Multilingual Plane, twelve beyond it.
 _LARGEST_GROWTH = 12
 
 
@@ -34,9 +34,9 @@ def can_write_lines(declaration: StreamDeclaration, writer: str) -> bool:
 
 @cache
 def lines_sql(declaration: StreamDeclaration) -> str | None:
-    """Returns the statement; parameters ``after``, ``upto``, ``writer``, ``limit`` and ``prefix`` (``RDATA stream writer ``).
+    """Returns the statement that formats lines, or null if only Python can build the rows of the stream.
 
-    Returns null if only Python can build the rows of the stream.
+    Its parameters are ``after``, ``upto``, ``writer``, ``limit`` and ``prefix``, which is ``RDATA stream writer ``.
     """
     selects, cuts = [], []
     for place, table in enumerate(declaration.tables):
@@ -67,8 +67,8 @@ FROM lines
 def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row: str) -> str:
     """Returns the SELECT for the rows of one table.
 
-    The limit is applied in the order of the ID alone, which the index gives without sorting. A token that the limit cuts is
-    left out as a whole. So the rows within a token may be sorted afterwards.
+    The limit is applied in the order of the ID alone, which the index gives without sorting. If the limit cuts a fact,
+    the statement of `lines_sql` leaves out the whole fact. So the rows of a fact may be sorted after the limit.
     """
     order = order_sql(declaration, table)
     of_writer = "" if declaration.announced_as else f" AND {table.writer_column} = %(writer)s"
@@ -83,7 +83,7 @@ def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row:
 
 
 def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lines, int] | None:
-    """Returns the lines of a result and the position reached, or null if Python has to read these rows one by one."""
+    """Returns the lines in a result of `lines_sql` and the position reached, or null if Python has to read the rows."""
     text, count, facts, last, longest, reached = result
     if reached <= step.after:
         return None

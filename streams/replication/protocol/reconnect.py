@@ -19,7 +19,7 @@ STEADY_SECONDS = 5.0
 
 
 class Outcome(enum.Enum):
-    """The end of an attempt to follow a server."""
+    """The outcome of an attempt to follow a server."""
 
     UNREACHABLE = enum.auto()
     """There was no connection."""
@@ -38,7 +38,8 @@ class Backoff:
     def seconds_after(self, outcome: Outcome, lasted_seconds: float) -> float:
         """Returns the seconds to wait after an attempt with that outcome, which lasted ``lasted_seconds``.
 
-        They double with each attempt up to a limit by outcome, and start again at `FIRST_SECONDS` after a steady connection.
+        The time doubles with each attempt, up to a limit that depends on the outcome. After a steady connection it
+        starts again at `FIRST_SECONDS`.
         """
         longest = LONGEST_USELESS_SECONDS if outcome is Outcome.USELESS else LONGEST_SECONDS
         if outcome is Outcome.USED and lasted_seconds >= STEADY_SECONDS:

@@ -1,8 +1,9 @@
-"""Reports of workers that are not written to the database yet (pure): coalesced, bounded, dropped ones counted.
+"""Buffers the reports of workers until they are written to the database (pure).
 
-A later report replaces an earlier one about the same thing, so a flood costs one row. The buffer keeps the last state and
-not the order of the reports. `Reports` therefore defines the order of writing. Reports with a name too long for a column
-or index are dropped here, and counted under the word of their command.
+A later report replaces an earlier one about the same user, worker or sender, so a flood of reports costs one row. The
+buffer keeps the last state and not the order of the reports. `Reports` therefore defines the order of writing. The
+buffer is bounded. Reports that do not fit, or have a name too long for a column or index, are dropped and counted by
+command.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from streams.replication.protocol.commands import ClearUserSync, Command, Federa
 
 __all__ = ["Addresses", "ReportBuffer", "Reports", "Sync"]
 
-#: Longest user, device, worker and instance name, and address: the limit of the protocol, and one that an index can hold.
+#: Longest user, device, worker and instance name, and address. It is the protocol's limit, and fits into an index.
 LONGEST_NAME_BYTES = 255
 LONGEST_AGENT = 1_000
 #: 1 January 2200. Later times are mistakes and are reduced to this, because a database cannot hold the largest ones.
@@ -24,7 +25,10 @@ LATEST_MS = 7_258_118_400_000
 
 
 class Sync(NamedTuple):
-    """A user that syncs on a worker process with a device, as reported on one connection. No device is the empty string."""
+    """A user that syncs on a worker process with a device, as reported on one connection.
+
+    ``device`` is empty if none was reported.
+    """
 
     connection: str
     worker: str
@@ -38,7 +42,11 @@ Addresses = dict[tuple[str, str, str], tuple[str, str, int]]
 
 @dataclass(slots=True)
 class Reports:
-    """A batch of reports, to write in this order: what to forget (connections, workers), then ends of syncing, then the rest."""
+    """A batch of reports, to be written in the order of the fields.
+
+    ``gone`` and ``cleared`` are connections and workers whose users are deleted. ``taken_over`` maps a worker to the
+    connection over which it reports now.
+    """
 
     gone: set[str] = field(default_factory=set)
     cleared: set[str] = field(default_factory=set)
@@ -56,9 +64,9 @@ class Reports:
 class ReportBuffer:
     """The buffered reports of all connections. `drain` returns those to write.
 
-    ``limit`` bounds the number of syncing users, and the number of waiting reports of each kind. More are dropped and
-    counted. One connection may have at most as many as are still free: one that floods gets half of the limit, and two
-    get two thirds. So the next connection still finds room.
+    ``limit`` bounds the number of syncing users, and the number of waiting reports of each kind. Further ones are
+    dropped and counted. One connection may have at most as many as are still free. So one connection that floods gets
+    half of the limit, two of them get two thirds together, and the next connection still finds room.
     """
 
     def __init__(self, limit: int) -> None:
@@ -74,7 +82,7 @@ class ReportBuffer:
         self._waiting_of: Counter[tuple[str, str]] = Counter()
 
     def take(self, connection: str, command: Command) -> bool:
-        """Buffers the command of that connection, and returns true; returns false if the command is no report."""
+        """Buffers or drops a report of a connection, and returns true. Returns false if the command is no report."""
         match command:
             case UserSync():
                 self._take_sync(connection, command)
@@ -159,7 +167,10 @@ class ReportBuffer:
         return True
 
     def _end(self, sync: Sync) -> None:
-        """Ends the syncing of a user, even of one unknown here: its row may be from before the database was away."""
+        """Ends the syncing of a user.
+
+        Buffers the end even if the user is unknown here, because a row of the user may still be in the database.
+        """
         _, syncs = self._workers.get(sync.worker, ("", set()))
         if sync in syncs:
             self._users -= 1
@@ -232,7 +243,7 @@ class ReportBuffer:
 
 
 def _text(text: str) -> str:
-    """Replaces the characters that PostgreSQL stores in no text: NUL and lone surrogates."""
+    """Replaces the characters that PostgreSQL cannot store in a text: NUL and lone surrogates."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 

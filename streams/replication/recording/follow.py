@@ -36,7 +36,10 @@ Positions = Mapping[str, Mapping[str, int]]
 
 
 class Recording:
-    """The link that stores what a follower delivers. ``positions`` returns the follower's ``{stream: {writer: position}}``."""
+    """The handler that passes a follower's facts and positions to the recorder.
+
+    ``positions`` returns the follower's ``{stream: {writer: position}}``.
+    """
 
     def __init__(self, recorder: Recorder, positions: Callable[[], Positions]) -> None:
         self._recorder = recorder
@@ -73,7 +76,7 @@ class Recording:
             self._gaps.append((event, reason))
 
     async def end(self) -> None:
-        """Stores what is left, if the database can be reached, and releases the name."""
+        """Stores what is left, if the database can be reached, and releases the record's name."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -158,9 +161,9 @@ class RecordedCatchUp:
         return self._source.can_reset(stream)
 
     async def writers(self, streams: Collection[str] | None) -> Mapping[str, Writers]:
-        """Returns the recorded positions at the first call, and nothing later.
+        """Returns the recorded positions at the first call. Later calls return nothing.
 
-        The record does not know of writers that appear later.
+        Writers that appear later are not in the record that was read at the start.
         """
         known, self._known = self._known or {}, None
         return {

@@ -1,9 +1,9 @@
 """The recorder of a foreign server: stores rows, positions and gaps, each batch in one transaction.
 
 So a row is stored exactly once. Positions are stored with the rows that they cover, so after any crash recording
-continues behind the last stored row. Positions never go down: a writer that starts again at a lower token gets another
-life, with positions of its own. One process records under a name, held by an advisory lock. Blocking; called by one
-thread at a time, on a connection of its own.
+continues behind the last stored row. Positions never go down. If a writer starts again at a lower token, a new *life*
+of the writer begins, with a position of its own. Only one process records under a name, and it holds an advisory lock.
+All calls block, and only one thread may call at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FROM unnest(%(streams)s::text[], %(writers)s::text[], %(tokens)s::bigint[], %(in
     AS given (stream, writer, token, index, row)
 ON CONFLICT DO NOTHING
 """
-#: Name: store writers' positions. A writer's earlier life ends when a later one begins, even in the same batch.
+#: Stores writers' positions. A writer's earlier life ends when a later one begins, even in the same batch.
 _MOVE = """
 WITH given AS (
     SELECT * FROM unnest(%(streams)s::text[], %(writers)s::text[], %(instances)s::text[], %(lives)s::int[],
@@ -79,7 +79,7 @@ _BEAT = "UPDATE streams_recordedserver SET heartbeat_at = clock_timestamp() WHER
 _END = """
 UPDATE streams_recordedserver SET ended_at = clock_timestamp(), heartbeat_at = clock_timestamp() WHERE id = %(server)s::bigint
 """
-#: Name: remove the oldest rows of all records that are too old or too many. IDs ascend with time.
+#: Removes the oldest rows of all records that are too old or too many. IDs ascend with time.
 _TRIM = """
 WITH oldest AS (SELECT id, received_at FROM streams_recordedfact ORDER BY id LIMIT %(rows)s::bigint), gone AS (
     DELETE FROM streams_recordedfact WHERE id IN (
@@ -98,7 +98,7 @@ _TRIM_GAPS = (
 
 
 class RecorderBusy(StreamError):
-    """Another process records under the name, or the name is the record of another server."""
+    """A record's name that cannot be used: another process records under it, or it is the record of another server."""
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class _Change:
 
 @dataclass(slots=True)
 class Batch:
-    """The unit of storage: lives that began, rows in order of arrival, gaps with their reason, and writers' positions."""
+    """The unit of storage: restarts of writers, rows in order of arrival, gaps with their reason, and positions."""
 
     resets: Sequence[Reset] = ()
     rows: Sequence[FollowedRow] = ()
@@ -139,9 +139,9 @@ class Recorder:
         self._lives: dict[tuple[str, str], _Life] = {}
 
     def open(self) -> dict[str, dict[str, int]]:
-        """Locks the name and returns ``{stream: {instance: position}}`` to continue from.
+        """Locks the name, and returns the ``{stream: {instance: position}}`` to continue from.
 
-        Raises `RecorderBusy`, also for a name under which another server was recorded.
+        Raises `RecorderBusy` if another process records under the name, or if the name is the record of another server.
         """
         with self._connection.cursor() as cursor:
             return self._open(cursor)
@@ -172,8 +172,8 @@ class Recorder:
     def store(self, batch: Batch) -> None:
         """Stores a batch in one transaction.
 
-        Raises ``DatabaseError``; then nothing was stored, and the same batch may be stored again. Raises `RecorderBusy`
-        if another process took the name over.
+        If it raises ``DatabaseError``, nothing was stored, and the same batch may be stored again. Raises
+        `RecorderBusy` if another process took over the name.
         """
         lives = {key: _Life(life.number, life.position) for key, life in self._lives.items()}
         facts, changes = _plan(lives, batch)
@@ -219,9 +219,10 @@ class Recorder:
             cursor.execute(_GAPS, {"server": self._server, **columns})
 
     def trim(self, days: float, facts_kept: int) -> int:
-        """Removes recorded rows that are too old or too many, ``TRIM_ROWS`` at most. Returns their number.
+        """Removes up to ``TRIM_ROWS`` of the oldest recorded rows, and returns their number.
 
-        ``facts_kept`` is for the rows of all servers together. Old gaps are removed, too.
+        Removes rows older than ``days``, and rows beyond the newest ``facts_kept`` of all servers together. Also
+        removes gaps older than ``days``.
         """
         limits = {"rows": TRIM_ROWS, "seconds": days * 86_400, "kept": facts_kept}
         with self._connection.cursor() as cursor:
@@ -283,7 +284,10 @@ def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: R
 
 
 def _settle(lives: dict[tuple[str, str], _Life], changes: _Changes, key: tuple[str, str], position: int) -> None:
-    """Moves a writer to a position of the follower. That may be a moment old, so a lower one is ignored."""
+    """Moves a writer to the position that the follower reports.
+
+    The follower's position may be a moment old, so a lower one is ignored.
+    """
     life = lives.get(key)
     if life is None:
         life = lives[key] = _Life()

@@ -27,7 +27,8 @@ WRITE_TIMEOUT_SECONDS = 10.0
 class RedisConnection:
     """A connection to Redis.
 
-    Its methods raise ``ConnectionError`` (an ``OSError``) when it is lost, and `RedisRefused` for what the server refuses.
+    Its methods raise ``ConnectionError`` (an ``OSError``) if the connection is lost, and `RedisRefused` if the server
+    refuses a command.
     """
 
     def __init__(self, connection: Connection) -> None:

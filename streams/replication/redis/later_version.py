@@ -1,17 +1,17 @@
 """Converts our rows and lines to the form of current versions of Synapse (pure).
 
-Workers since 1.67 receive over Redis only, and some streams and rows have changed since 1.43. A worker ends its link at a
-stream that it does not know. So if ``REPLSITE_REDIS_SYNAPSE_VERSION`` is a later version, streams that are gone are left
-out, and rows with other fields are converted:
+Workers since 1.67 receive over Redis only, and some streams and rows have changed since 1.43. A worker closes its
+connection when it receives a stream that it does not know. So if ``REPLSITE_REDIS_SYNAPSE_VERSION`` is a later version,
+streams that this version does not have are left out, and rows with other fields are converted:
 
-* ``events``: ``ev`` rows end with *outlier*. Our rows do not have it, so it is false.
-* ``receipts``: a thread comes before the data. Ours are of no thread.
-* ``device_lists``: a user, true if it is about signatures, and true if the servers to notify are known. Rows that name
-  servers are left out.
+* ``events``: ``ev`` rows end with the field *outlier*. Our rows do not have this field, so false is added.
+* ``receipts``: the ID of a thread comes before the data. Our receipts have no thread, so null is added.
+* ``device_lists``: a row has the user, true if it is about signatures, and true if the servers to notify are known. We
+  add false twice. Our rows that name a server instead of a user are left out.
 
-Later versions have the facts of ``tag_account_data`` and ``user_signature`` in ``account_data`` and ``device_lists``. Ours
-are left out all the same. They would have to be merged by position with the facts of the other stream, because a reader
-drops facts that come late.
+Later versions have the facts of ``tag_account_data`` and ``user_signature`` in ``account_data`` and ``device_lists``.
+Our facts of these two streams are left out all the same. They would have to be merged by position with the facts of the
+other stream, because a reader drops facts that come late.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streams.core.json_codec import decode_json, encode_json
 
 __all__ = ["FIRST_LATER_VERSION", "GONE", "LaterLines", "is_later", "version_of"]
 
-#: The earliest version whose rows these are known to be.
+#: The earliest version that is known to have such rows.
 FIRST_LATER_VERSION = (1, 157)
 #: Streams that later versions do not have.
 GONE = frozenset({"tag_account_data", "groups", "user_signature"})
@@ -45,7 +45,7 @@ def version_of(text: str) -> tuple[int, int]:
 
 
 def is_later(version: str) -> bool:
-    """Returns true if rows and streams are those of current versions. Raises ``ValueError`` as ``version_of`` does."""
+    """Returns true if the version has the later rows and streams. Raises ``ValueError`` as ``version_of`` does."""
     return version_of(version) >= FIRST_LATER_VERSION
 
 
@@ -66,16 +66,16 @@ _ROWS: Mapping[str, Any] = MappingProxyType({"events": _event, "receipts": _rece
 
 
 def _later_row(stream: str, row: Any) -> Any:
-    """Returns the row as later versions have it; None if they have no such row."""
+    """Converts a row to the form of later versions. Returns None if they have no such row."""
     make = _ROWS.get(stream)
     return row if make is None else make(row)
 
 
 class LaterLines:
-    """The conversion of the lines of one link, in their order.
+    """The conversion of the lines of one connection, in their order.
 
-    A fact keeps its position. If its last row is left out, the row before ends it. If all are left out, it becomes a
-    POSITION.
+    A fact keeps its position. If its last row is left out, the last remaining row ends the fact. If all its rows are
+    left out, the fact becomes a POSITION.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class LaterLines:
         self._reached: dict[tuple[bytes, bytes], bytes] = {}
 
     def turn(self, lines: Iterable[bytes]) -> Iterator[bytes]:
-        """Yields the lines to send for these. Lines of other commands are passed on unchanged."""
+        """Yields the converted lines. Lines of commands other than RDATA and POSITION are unchanged."""
         for line in lines:
             word, _, rest = line.partition(b" ")
             if word == b"POSITION":

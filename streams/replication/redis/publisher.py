@@ -1,13 +1,13 @@
 """Publishes our lines on a Redis channel (``serve --redis URL``), as one more client of the broadcaster.
 
 One message is one line, on the channel that is named like our server. If several servers are configured for one channel,
-one publishes and the others wait. It holds an advisory lock of the database, and stops when it loses the lock. Otherwise
-rows of one batch could be published twice, which would break the batch for every follower.
+one publishes and the others wait. The publishing server holds an advisory lock of the database, and stops when it loses
+the lock. Otherwise rows of one batch could be published twice, which would break the batch for every follower.
 
-A link begins with REPLICATE and our positions, so a follower that missed lines in between sees the gap. The bytes
-that wait to be sent are bounded like those of any client. If Redis does not take them in time, the link ends.
-REMOTE_SERVER_UP is not passed on to Redis, where all processes receive everything. Commands that workers publish there
-are handled like those of connected workers.
+A *link* is one connection to the channel. Every link begins with REPLICATE and our positions, so a follower that missed
+lines before sees the gap. The bytes that wait to be sent are bounded like those of any client. If Redis does not take
+them in time, the link ends. REMOTE_SERVER_UP is not relayed to Redis, because all processes receive everything there.
+Commands that workers publish on the channel are handled like those of connected workers.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ log = get_logger(__name__)
 
 RETRY_SECONDS = 1.0
 LOCK_CHECK_SECONDS = 1.0
-#: The server keeps the lock of a silent session for longer than this (``driver.SERVER_KEEPALIVES``).
+#: Longest wait for a check of the lock. PostgreSQL keeps the lock of a lost session longer
+#: (``driver.SERVER_KEEPALIVES``).
 LOCK_ANSWER_SECONDS = 5.0
 #: Wait after getting the lock, longer than ``LOCK_CHECK_SECONDS``.
 HAND_OVER_SECONDS = 1.5
 ANSWER_SECONDS = 10.0
-#: About so many bytes, of whole writes, are turned into messages at a time.
+#: About the most bytes that are turned into messages at a time. Each piece is taken as a whole.
 CHUNK_BYTES = 256 * 1024
 _PUBLISHED = (b"RDATA ", b"POSITION ")
 #: Our own lines come back on the channel. Those of these commands need not be parsed.
@@ -60,7 +61,7 @@ class _Waiting:
         self._pieces: deque[bytes] = deque()
 
     def know(self) -> None:
-        """Does nothing, because a link to Redis takes no place that other clients could need."""
+        """Does nothing, because a link to Redis is never closed to make room for other clients."""
 
     def write(self, data: bytes) -> None:
         self._pieces.append(data)
@@ -88,7 +89,7 @@ class _Waiting:
     abort = close
 
     def chunk(self) -> list[bytes]:
-        """Returns the next pieces. They count as buffered until they are `confirmed`."""
+        """Returns the next pieces. Their bytes count as buffered until `confirmed` is called."""
         pieces: list[bytes] = []
         size = 0
         while self._pieces and size < CHUNK_BYTES:
@@ -170,15 +171,18 @@ class RedisPublisher:
                 await self._publish()
             except (OSError, RedisRefused, ChannelLocked, driver.DatabaseError) as error:
                 self._log_trouble(str(error).strip() or type(error).__name__)
-            await self._lock.release()  # another server may have more success
+            await self._lock.release()  # another server may be able to publish
             await asyncio.sleep(RETRY_SECONDS)
 
     def _another_publishes(self) -> None:
-        """Ends the trouble of this process: another server of ours holds the lock."""
+        """Clears the trouble of this process, because another server of ours holds the lock and publishes."""
         self._trouble = self._broadcaster.redis_trouble = ""
 
     def _log_trouble(self, trouble: str) -> None:
-        """Logs one line when publishing begins, and one when its trouble changes. Health shows the trouble."""
+        """Sets the trouble that the health page shows. Empty means that publishing begins.
+
+        Logs one line when publishing begins, and one when the trouble changes.
+        """
         if trouble and trouble != self._trouble:
             log.warning("redis.not_publishing", redis=str(self._address), channel=self.channel, error=trouble)
         elif not trouble:
@@ -245,7 +249,7 @@ def _is_published(line: bytes) -> bool:
 
 
 def _understood(data: bytes) -> Command | None:
-    """Returns the command in a message; None for one that we cannot read, which is meant for others."""
+    """Returns the command in a message. Returns None for a message that we cannot parse: it is meant for others."""
     with contextlib.suppress(UnicodeDecodeError, CommandError):
         text = data.decode("utf-8")
         return parse_line(text) if text.strip() else None
@@ -275,10 +279,10 @@ class _Lock:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-lock")
 
     async def acquire(self, another_has_it: Callable[[], None] = lambda: None) -> None:
-        """Waits until this process holds the lock and no other one can still believe that it does.
+        """Waits until this process holds the lock, and until no other process can still believe that it holds the lock.
 
-        Calls ``another_has_it`` again and again while another server holds it. Raises ``ChannelLocked`` if the session that
-        holds it is none of a server, and ``DatabaseError``.
+        While another server holds the lock, calls ``another_has_it`` after each attempt. Raises ``ChannelLocked`` if a
+        session whose role may not write holds the lock. Raises ``DatabaseError``.
         """
         while not await self._in_thread(self._try):
             another_has_it()
@@ -288,7 +292,7 @@ class _Lock:
         await asyncio.sleep(HAND_OVER_SECONDS)
 
     async def watch(self) -> None:
-        """Runs until the lock is lost, and raises ``ConnectionError`` then.
+        """Checks the lock again and again. Raises ``ConnectionError`` when it is lost.
 
         Raises ``TimeoutError`` if the database does not answer within ``LOCK_ANSWER_SECONDS``.
         """
@@ -312,7 +316,8 @@ class _Lock:
             cursor.execute("SELECT pg_try_advisory_lock(%s)", [self._key])
             if cursor.fetchone()[0]:
                 return True
-            # Every role that may connect can hold the lock. Without this, nothing would be published and nobody would know.
+            # Every role that may connect can hold the lock. Without this check, such a role could stop the publishing,
+            # and no error would show it.
             if stranger := stranger_with_lock(cursor, self._key):
                 raise ChannelLocked(
                     f"{stranger} holds the lock of those that publish here, and that role may not write. End it "

@@ -1,9 +1,9 @@
-"""Follows a homeserver over Redis publish/subscribe, as every Synapse since 1.67 does: TCP's lines without its greeting.
+"""Follows a homeserver over Redis publish/subscribe, which every Synapse since 1.67 uses.
 
-One message is one line, on the channel that is named like the homeserver. We subscribe, publish REPLICATE, and publish
-nothing else. Every process answers for the streams that it writes, in its own time. So the first answers of a link are
-gathered for a moment. They are passed on before everything else, stream by stream, so that the follower knows all writers
-from the start.
+The lines are those of TCP, without the greeting. One message is one line, on the channel that is named like the
+homeserver. We subscribe, publish REPLICATE, and publish nothing else. Every process answers for the streams that it
+writes, in its own time. So the first answers of a connection are gathered for a moment. They are passed on before
+everything else, stream by stream, so that the follower knows all writers from the start.
 
 Messages that cannot be parsed are counted, logged and skipped, because other processes may be of a later version.
 """
@@ -48,7 +48,7 @@ GATHER_SECONDS = 3.0
 GATHER_LIMIT = 50_000
 #: Most commands that wait here. At this number we stop reading, and Redis disconnects us when its own limit is reached.
 WAITING_LIMIT = 20_000
-#: So many messages that cannot be parsed are logged. Further ones are only counted.
+#: Most messages that cannot be parsed and are logged. Further ones are only counted.
 LOGGED_LIMIT = 10
 
 
@@ -111,7 +111,7 @@ class RedisLink:
         self._tasks = [loop.create_task(self._read()), loop.create_task(self._keep_alive())]
 
     async def receive(self) -> Sequence[Command]:
-        """Waits for commands and returns them. Raises the error that ended the link.
+        """Waits for commands and returns them. If the link has ended, raises the error that ended it.
 
         The first call waits until the processes have answered REPLICATE, and returns their positions first.
         """

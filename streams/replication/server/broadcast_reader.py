@@ -2,7 +2,8 @@
 
 A position covers only facts that were committed before it, so reading positions before rows is safe
 (``streams.reading.rows``). Notifications are applied in the order in which they came, whichever thread makes the round
-(``streams.reading.position_cache``). Blocking. Called by one thread at a time, except for ``hear``.
+(``streams.reading.position_cache``). All calls block, and only one thread may call at a time. Only ``hear`` may be
+called meanwhile.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from streams.writing import dead_writers
 
 __all__ = ["BroadcastReader", "Done", "Round", "read_lines"]
 
-#: Rows of one writer in one round; the rest follows in the next round.
+#: Most rows of one writer that a round reads. The rest follows in the next round.
 ROWS_PER_READ = 1_000
 #: Most notifications that wait for a round. If there are more, all positions are read from the table instead.
 MOST_WAITING = 10_000
@@ -67,7 +68,7 @@ class Round:
     facts: int = 0
     oversize: int = 0
     rows: Counter[str] = field(default_factory=Counter)
-    """Stream -> RDATA lines."""
+    """Stream -> number of RDATA lines."""
     done: list[Done] = field(default_factory=list)
     #: Streams that have more rows to read.
     has_more: set[str] = field(default_factory=set)
@@ -87,7 +88,7 @@ class BroadcastReader:
         """Notifications since the last round or read of the table; null: some may be lost."""
         self._hearing = threading.Lock()
         self._current_at = -math.inf
-        """Monotonic start time of the last read that left nothing announced unread."""
+        """Monotonic start time of the last read that read all announced facts."""
         self._epoch = ""
         self._knows_epoch = False
         """True if ``_epoch`` was read on the present connection, and not from a standby."""
@@ -118,7 +119,7 @@ class BroadcastReader:
         return found
 
     def reload(self) -> dict[str, dict[str, StoredPosition]]:
-        """Returns all stored positions of a restored database, which is read from now on."""
+        """Returns all stored positions after the database was restored. Accepts the database's new epoch."""
         self._epoch = ""
         return self.snapshot()
 
@@ -127,8 +128,8 @@ class BroadcastReader:
         if self._knows_epoch:
             return
         # A standby returns its primary's epoch, even if it is about to be promoted and begin one of its own. So its epoch is
-        # read again each time. Asked first. Otherwise: it returns the primary's epoch, is promoted, and then counts as no
-        # standby, with that epoch.
+        # read again each time. ``is_standby`` is asked before the epoch. In the other order, a standby could return the
+        # primary's epoch, be promoted, and then answer that it is no standby: the old epoch would be kept.
         standby = is_standby(cursor)
         found = epochs.current_epoch(cursor)
         if epochs.epoch_changed(self._epoch, found):
@@ -140,7 +141,7 @@ class BroadcastReader:
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """Yields a cursor. After an error, discards all received positions, since some may not have been looked up."""
+        """Yields a cursor. After an error, discards all received positions, because some may not have been applied."""
         try:
             with self._connection.cursor() as cursor:
                 yield cursor
@@ -152,8 +153,8 @@ class BroadcastReader:
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
         """Returns the positions of all writers, from notifications where they suffice and from the table otherwise.
 
-        First drops the cached values that these positions invalidate: a client that receives a position may come back to
-        this process with it.
+        First drops the cached values that these positions invalidate, because a client that receives a position may
+        send a request with this position to this process.
         """
         found = self._find_positions(cursor, only)
         watcher.before_shown(found, self._using)
@@ -176,7 +177,7 @@ class BroadcastReader:
         return found
 
     def round(self, only: Collection[str] | None = None) -> Round:
-        """Reads and encodes what moved since the last round, of the streams in ``only`` or of all.
+        """Reads and encodes the steps since the last round, of the streams in ``only`` or of all streams.
 
         The caller sends the lines, and then confirms each of ``done`` to the announcer. Raises `DatabaseRestored` and the
         driver's errors.
@@ -207,7 +208,7 @@ class BroadcastReader:
         return result
 
     def resolve_dead_writers(self) -> None:
-        """Retires writers that are proven dead, so that no reader waits for them where no other process writes."""
+        """Retires writers that are proven dead. Otherwise readers would wait for them where no other process writes."""
         with self._at_work() as cursor:
             dead_writers.resolve_dead_writers(cursor, self._name)
 
@@ -230,7 +231,7 @@ class BroadcastReader:
         return lines, position
 
     def _is_behind(self) -> bool:
-        """Returns true if facts that were not read yet may be trimmed.
+        """Returns true if facts that were not read yet may already be trimmed.
 
         A fact is trimmed three heartbeats after it could be read, at the earliest. This returns true two heartbeats after
         the last complete read.
@@ -241,7 +242,7 @@ class BroadcastReader:
 def _is_trimmed(cursor: Any, declaration: StreamDeclaration, step: Read) -> bool:
     """Returns true if facts of the step were trimmed. Called after its rows were read.
 
-    Followers must then ask for the facts themselves, and get the error that they are gone.
+    Followers must then fetch these facts themselves, which raises an error that the facts are gone.
     """
     writer = None if declaration.announced_as else step.writer
     return bool(lost_facts(trim_mark(cursor, declaration.name), VectorToken(step.after), writer))
@@ -254,7 +255,7 @@ def is_standby(cursor: Any) -> bool:
 
 
 def read_lines(cursor: Any, declaration: StreamDeclaration, step: Read, line_limit_bytes: int) -> tuple[Lines, int]:
-    """Returns a writer's next lines, and the position that they reach. The database encodes the lines wherever it can."""
+    """Returns a writer's next lines, and the position that they reach. If possible, the database encodes the lines."""
     if can_write_lines(declaration, step.writer):
         parameters = {
             "prefix": f"RDATA {step.stream} {step.writer} ",

@@ -1,8 +1,9 @@
 """Sends facts and positions to all clients of a server process. Each fact is read once and encoded once.
 
-A notification starts a *round*, and so does a timer, at least once a second. A round reads in the thread that received
-the notification, or in a database thread. Its lines are written to the clients on the event loop, and only then count as
-sent. While there are no clients, the broadcaster follows the positions and reads no rows.
+A *round* reads new positions and facts, and sends them. Every notification starts a round, and a timer starts one at
+least once a second. The reading takes place in the thread that received the notification, or in a database thread. The
+lines are then written to the clients on the event loop, and only then count as sent. While there are no clients, the
+broadcaster follows the positions and reads no rows.
 
 The database may go away and come back: clients stay connected and miss nothing. If it comes back in another epoch
 (``streams.epochs``), clients are disconnected and have to connect again. Assumes a single event loop, on which `start`
@@ -44,46 +45,51 @@ POLL_SECONDS = 1.0
 RETRY_SECONDS = 0.2
 FIGURES_SECONDS = 1.0
 FORGET_EVERY_SECONDS = 30.0
-#: REPLICATE is answered to every client. Answers to clients other than the one that asked are put together over this time.
+#: Every client receives the answer to a REPLICATE. For the clients that did not ask, answers within this time are
+#: combined.
 ANSWER_OTHERS_SECONDS = 0.05
-#: A client that asks again gets its next answer so long after the last one, and not before it has read the last one. All that
-#: it asks meanwhile gets one answer. The other clients get answers no more often than the second figure.
+#: The least time between two answers to one client that asks, and between two answers to the clients that did not ask.
+#: A client that asks again must also have read its last answer. All its requests until then get one answer.
 ANSWER_AGAIN_SECONDS, TELL_OTHERS_SECONDS = 0.1, 1.0
-#: The last answer counts as read when fewer bytes than this wait in the client's buffer.
+#: A client has read its last answer when fewer bytes than this wait in its buffer.
 ANSWER_TAKEN_BYTES = 4 * 1024
-#: The loop rests after so much work for clients that send a lot.
+#: The time of work for clients that send a lot, after which the loop rests.
 REST_FROM_SECONDS = 0.002
-#: Clients that each send little have this share of the loop's time, and at most so much at once. Eight hundred that send two
-#: kilobytes a second need all of it. Beyond that they take turns, too.
+#: The share of the loop's time for clients that each send little, and the most of it that may be saved up. Eight
+#: hundred clients that send two kilobytes a second need all of it. Beyond it, they take turns like clients that send a
+#: lot.
 FREE_SHARE, FREE_MOST_SECONDS = 0.1, 0.02
-#: So many clients that came and went within a second get a row in the table of readers; more are only counted.
+#: Most clients that came and went within a second and get a row in the table of readers. More are only counted.
 MOST_LOST = 100
-#: So many log lines about single clients within so many seconds. More clients are only counted.
+#: Most log lines about single clients, and the seconds within which they are counted. Further clients get none.
 CLIENT_LINES, CLIENT_LINES_SECONDS = 100, 10.0
 #: While more than this waits for every client, no more facts are read.
 PACE_BYTES = 1024 * 1024
-#: Slow clients are looked for each second, and each time so much was written.
+#: Slow clients are looked for once a second, and whenever so many bytes were written.
 CHECK_EVERY_BYTES = 1024 * 1024
 
 
 class FreeTime:
-    """The time that the loop may spend on all clients that send little, before these take turns, too."""
+    """The budget of the loop's time for clients that send little.
+
+    Their input is handled at once while the budget lasts. Then they take turns like clients that send a lot.
+    """
 
     def __init__(self) -> None:
         self._seconds = FREE_MOST_SECONDS
         self._at = -math.inf
 
     def has_some(self, now: float) -> bool:
-        """Returns true if some time is left at ``now`` (monotonic).
+        """Returns true if some of the budget is left at ``now`` (monotonic).
 
-        It grows by ``FREE_SHARE`` of the time that passes, up to ``FREE_MOST_SECONDS``.
+        The budget grows by ``FREE_SHARE`` of the time that passes, up to ``FREE_MOST_SECONDS``.
         """
         self._seconds = min(self._seconds + (now - self._at) * FREE_SHARE, FREE_MOST_SECONDS)
         self._at = now
         return self._seconds > 0
 
     def spend(self, seconds: float) -> None:
-        """Takes the seconds of a piece of work from the free time."""
+        """Subtracts the seconds of a piece of work from the budget."""
         self._seconds -= seconds
 
 
@@ -96,7 +102,8 @@ class Broadcaster:
         self.closed: Counter[str] = Counter()
         self.counts = CommandCounts()
         self.updates_sent: Counter[str] = Counter()
-        #: Why nothing is published on Redis; empty while this server or another one does. None: Redis is not configured.
+        #: The reason why nothing is published on Redis. It is empty while this server or another one publishes, and
+        #: None if Redis is not configured.
         self.redis_trouble: str | None = None
         self.facts_sent = self.lines_sent = self.oversize_facts = self.rounds = 0
         instance = "master" if is_pattern(self.settings.instance) else self.settings.instance
@@ -124,7 +131,8 @@ class Broadcaster:
         self._tasks: list[asyncio.Task[None]] = []
         self._lost: list[ReplicationClient] = []
         self._unchecked_bytes = 0
-        #: Clients that send a lot take turns. One that has sent almost nothing yet waits only for others of that kind.
+        #: Clients that send a lot wait for ``turn``. A client that has sent almost nothing yet waits for
+        #: ``first_turn``, and so only for other such clients.
         self.turn, self.first_turn = asyncio.Lock(), asyncio.Lock()
         self.free_time = FreeTime()
         self.client_lines = LineBound(CLIENT_LINES, CLIENT_LINES_SECONDS)
@@ -144,9 +152,9 @@ class Broadcaster:
 
     @property
     def silent_seconds(self) -> float | None:
-        """Returns the seconds since the last look for facts.
+        """Returns the seconds since the last round for new facts ended.
 
-        Infinity if one of the tasks has ended, None if the broadcaster is not running.
+        Returns infinity if one of the broadcaster's tasks has ended, and None if the broadcaster is not running.
         """
         if not self._tasks:
             return None
@@ -162,7 +170,7 @@ class Broadcaster:
 
     @property
     def commands(self) -> Counter[str]:
-        """Returns the number of received commands by word."""
+        """Returns the number of received commands by command word."""
         found: Counter[str] = Counter()
         for what, number in self.counts.received.items():
             found[what.partition(" ")[0]] += number
@@ -171,7 +179,7 @@ class Broadcaster:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Takes the stored positions as the start, and begins to send.
+        """Starts at the stored positions, and begins to send.
 
         Raises the driver's errors if the database cannot be used.
         """
@@ -185,7 +193,7 @@ class Broadcaster:
         ]
 
     async def stop(self) -> None:
-        """Closes every client, waits at most a second until their bytes are out, and ends."""
+        """Closes every client, and ends. Waits at most a second until the clients have taken their last bytes."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -205,14 +213,14 @@ class Broadcaster:
     # --- clients --------------------------------------------------------------------------------------------------
 
     def join(self, peer: ReplicationClient) -> None:
-        """Adds a client. From now on it gets every line."""
+        """Adds a client. From now on the client gets every line."""
         self.peers[peer.key] = peer
 
     def leave(self, peer: ReplicationClient) -> None:
-        """Removes a client, and counts why it was closed.
+        """Removes a client, and counts the reason why it was closed.
 
-        Its end is written to the table of readers, unless ``MOST_LOST`` others wait for that and it never had a row nor
-        sent REPLICATE.
+        If the client has a row in the table of readers, or has sent REPLICATE, its end is written there. Otherwise its
+        end is written only while fewer than ``MOST_LOST`` ends wait to be written.
         """
         if self.peers.pop(peer.key, None) is not None:
             self.counts.add_sent(peer.label, peer.connection.take_words())
@@ -224,8 +232,8 @@ class Broadcaster:
     def rest_after(self, seconds: float) -> float:
         """Returns the seconds to rest after ``seconds`` of work for clients that send a lot.
 
-        That is 0 until ``REST_FROM_SECONDS`` of work have added up, and then as long as the work took. Without rests, the
-        threads of HTTP pages would get the interpreter five milliseconds late each time they need it.
+        The rest is 0 until ``REST_FROM_SECONDS`` of work have added up, and then as long as that work. Without rests, a
+        thread that answers an HTTP request would wait five milliseconds each time that it needs the interpreter.
         """
         self._without_rest += seconds
         if self._without_rest < REST_FROM_SECONDS:
@@ -234,20 +242,23 @@ class Broadcaster:
         return rest
 
     def name_peer(self, peer: ReplicationClient, name: str) -> None:
-        """Sets the client's name. What was sent to it before is counted under its former label."""
+        """Sets the client's name. Commands that were sent to it before are counted under its former label."""
         self.counts.add_sent(peer.label, peer.connection.take_words())
         peer.name, peer.label = name, self.counts.label(name)
 
     def count_sent(self) -> None:
-        """Adds the commands that connections sent by themselves since the last call to the counts."""
+        """Adds the commands that were sent to single clients, such as PING, to the counts.
+
+        Lines that many clients share are counted when they are written.
+        """
         for peer in self.peers.values():
             self.counts.add_sent(peer.label, peer.connection.take_words())
 
     def answer_replicate(self, peer: ReplicationClient) -> None:
         """Sends the positions of all writers to every client: to the one that asked at once, to the others soon.
 
-        The others get one answer for all requests of that time. A client that asks again before it could have read its
-        answer gets one more, for all that it asked meanwhile.
+        The others get one answer to all requests of that time. A client that asks again must wait for a moment, and
+        until it has read its last answer. It then gets one answer to all its requests of that time.
         """
         peer.has_replicated = True
         now = time.monotonic()
@@ -293,7 +304,7 @@ class Broadcaster:
         sender: ReplicationClient | None,
         wants: Callable[[ReplicationClient], bool] = lambda _: True,
     ) -> None:
-        """Sends commands to all clients of this server except ``sender``, if ``wants`` returns true for them."""
+        """Sends commands to all clients of this server for which ``wants`` returns true, except ``sender``."""
         lines = [format_line(command, self.settings.line_limit_bytes) for command in commands]
         others = [peer for peer in self.peers.values() if peer is not sender and wants(peer)]
         self._write(b"".join(lines), Counter(command.WORD for command in commands), others)
@@ -331,10 +342,10 @@ class Broadcaster:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _notified(self, notifications: list[PositionNotification]) -> None:
-        """Queues notifications, and makes a round of them in the listener's thread if no other round is under way.
+        """Queues notifications. If no other round is under way, reads a round in this thread, which is the listener's.
 
-        Handing the round to the loop, and from there to the database thread, would cost three changes of thread between a
-        commit and its followers. That is as much as all the work.
+        If the loop passed the round to the database thread, there would be three thread switches between a commit and
+        the followers. They would take as long as all the rest of the work.
         """
         self._backlog.hear(
             notifications
@@ -357,7 +368,7 @@ class Broadcaster:
             loop.call_soon_threadsafe(self._finish_round, result)
 
     def _finish_round(self, result: Round) -> None:
-        """Sends a round that the listener's thread has read, and ends it. No other round begins before."""
+        """Sends the lines of a round that the listener's thread has read, and then lets the next round begin."""
         try:
             self._take_over(result)
         finally:
@@ -417,10 +428,10 @@ class Broadcaster:
             time_to_look.cancel()
 
     def _take_moved(self) -> set[str] | None:
-        """Returns the streams to look at in the next round; None: all of them.
+        """Returns the streams to look at in the next round, or None for all streams.
 
-        A notification names the stream that moved, and most streams are idle. All streams are looked at once per
-        ``POLL_SECONDS``, and when a deferred step of the announcer is due.
+        Usually these are only the streams that notifications have named, because most streams are idle. All streams are
+        looked at once per ``POLL_SECONDS``, and when a deferred step of the announcer is due.
         """
         now = time.monotonic()
         if now >= min(self._all_due, self._announcer.wants_round_at):
@@ -487,7 +498,10 @@ class Broadcaster:
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
 
     async def _pace(self) -> None:
-        """Waits while every client is behind. One client that keeps up is enough to go on, because slow ones are disconnected."""
+        """Waits while every client is behind. If one client keeps up, the others are not waited for.
+
+        A client that stays behind is disconnected later.
+        """
         while self.peers and min(peer.buffered_bytes for peer in self.peers.values()) > PACE_BYTES:  # noqa: ASYNC110
             await asyncio.sleep(0.005)  # the transports do not notify when they are empty
         await asyncio.sleep(0)
@@ -532,9 +546,9 @@ class Broadcaster:
             peer.close(CloseReason.DISCONNECTED, "disconnected by an operator")
 
     async def _write_readers(self, write: Callable[[], T]) -> T | None:
-        """Runs ``write`` in its own thread, and returns its result; None after a database error.
+        """Runs ``write`` in a thread for the table of readers, and returns its result; None after a database error.
 
-        The table of readers is only for people to look at. An error here must not stop facts.
+        That table only shows to people how far readers are. So an error here must not stop the sending of facts.
         """
         try:
             written = await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)
@@ -565,17 +579,20 @@ _of_process: Broadcaster | None = None
 
 
 def silent_seconds() -> float | None:
-    """Returns the seconds since this process's broadcaster last looked for facts; None if it has none that is running."""
+    """Returns `Broadcaster.silent_seconds` of this process's broadcaster; None if there is no broadcaster."""
     return None if _of_process is None else _of_process.silent_seconds
 
 
 def redis_trouble() -> str | None:
-    """Returns why nothing is published on Redis, empty if that is well, None if this process has nothing to do with Redis."""
+    """Returns the reason why nothing is published on Redis.
+
+    Returns an empty text while this server or another one publishes, and None if this process does not use Redis.
+    """
     return None if _of_process is None else _of_process.redis_trouble
 
 
 def process_broadcaster(served_by: str = "") -> Broadcaster:
-    """Returns the broadcaster of this process, created at the first call. The caller that serves has to start it."""
+    """Returns the broadcaster of this process, and creates it at the first call. Does not start it."""
     global _of_process  # noqa: PLW0603 - one per process by its nature
     if _of_process is None:
         _of_process = Broadcaster(served_by=served_by)

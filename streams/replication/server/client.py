@@ -38,7 +38,7 @@ class Transport(Protocol):
 
 
 class ReplicationClient:
-    """A client on a replication connection."""
+    """One client, connected to this server."""
 
     def __init__(self, connection: ServerConnection, transport: Transport, address: str) -> None:
         self.connection = connection
@@ -49,14 +49,15 @@ class ReplicationClient:
         self.label = OTHER
         self.connected_at = time.monotonic()
         self.has_replicated = False
-        #: True if it sent a command that 1.43 does not know, so it may be sent one.
+        #: True if the client sent a command that 1.43 does not know, so that such commands may be sent to the client.
         self.knows_later_commands = False
         #: Start of a second (monotonic), and the number of its commands that were relayed to all others in that second.
         self.relay_second, self.relayed = -math.inf, 0
-        #: Number of the last REPLICATE, of any client, whose answer this one got; and the time of the last answer to its own.
+        #: ``answered``: number of the last REPLICATE, of any client, whose answer this client got. ``answered_at``:
+        #: time of the last answer to a REPLICATE of this client.
         self.answered = 0
         self.answered_at = -math.inf
-        #: True if it was given to the table of readers.
+        #: True once its row was passed to the writer of the table of readers.
         self.is_told = False
         self._transport = transport
         self._timer: asyncio.Handle | None = None
@@ -83,7 +84,7 @@ class ReplicationClient:
         return self._transport.buffered_bytes
 
     def keep_place(self) -> None:
-        """Keeps the connection from giving way to new ones when there are too many.
+        """Protects the connection from being closed to make room for new ones.
 
         Called when the client has sent its name or has asked for facts.
         """
@@ -128,13 +129,16 @@ class ReplicationClient:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self, reason: CloseReason, text: str | None = None) -> None:
-        """Ends the connection after what was written, with an ERROR line if ``text`` is given."""
+        """Ends the connection after all earlier output, and after an ERROR line if ``text`` is given."""
         if self.is_open:
             self.connection.close(reason, time.monotonic(), text)
             self.flush()
 
     def cut_when_slow(self, limit_bytes: int, stall_limit_seconds: float, now: float) -> bool:
-        """Closes the client if too many bytes wait for it, or if it took none for too long. Returns true if it was closed."""
+        """Closes the client if too many bytes wait for it, or if it has taken none for too long.
+
+        Returns true if it closed the client.
+        """
         if not self.is_open:
             return False
         waiting = self.buffered_bytes
@@ -187,7 +191,7 @@ class ReplicationClient:
             self._set_timer()
 
     def figures(self, now: float) -> dict[str, Any]:
-        """Returns the client's row in the table of readers. ``now`` is monotonic, as all times here."""
+        """Returns the client's row in the table of readers. ``now`` is a monotonic time, as all times of this class."""
         connection = self.connection
         reason = connection.close_reason
         return {

@@ -1,8 +1,9 @@
 """The Channels consumer of one replication connection. It reads the client's input, and ends with the connection.
 
-Lines for many clients come from the broadcaster, directly to the transport. Reports of a worker go to the worker reports.
-There is no thread hop per message and no channel layer: the consumer touches neither the database nor other processes. It
-runs on the scope ``tcp`` (``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
+Lines for many clients do not pass through the consumer: the broadcaster writes them directly to the transport. A
+worker's reports are handed to ``worker_reports``. The consumer touches neither the database nor other processes. So no
+message needs a change of thread or a channel layer. The consumer runs on the scope ``tcp``
+(``docs/reference/tcp-scope.md``), with its extension ``tcp.transport``.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ __all__ = ["ReplicationConsumer"]
 log = get_logger(__name__)
 Message = dict[str, Any]
 
-#: Bytes of input that are handled at a time. Then all other clients have their turn.
+#: Most bytes of a client's input that are handled at a time, before other clients have their turn.
 SLICE_BYTES = 1024
-#: A client that sends more than this within a second waits for its turn. All such clients together have one slice in each turn
-#: of the loop. A worker that sends PING and its reports stays below. When all clients together use up the free time of the
-#: loop, all take turns.
+#: A client that sends more than this within a second waits for its turn. In each iteration of the loop, one slice of
+#: one such client is handled. A worker that only sends PING and its reports stays below the limit. If such workers
+#: together use up the budget of `FreeTime`, they wait for their turn as well.
 FREE_BYTES = 2 * SLICE_BYTES
 
 
 class ReplicationConsumer(AsyncConsumer):
     """The consumer of one client's connection.
 
-    Without a ``broadcaster``, that of the process is used. The server has to start it.
+    If no ``broadcaster`` is given, it uses the broadcaster of the process, which the server has to start.
     """
 
     def __init__(self, broadcaster: Broadcaster | None = None, reports: WorkerReports | None = None) -> None:
@@ -55,7 +56,7 @@ class ReplicationConsumer(AsyncConsumer):
     async def __call__(
         self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        """Handles messages until the connection is gone. There is no channel layer to listen to."""
+        """Handles messages until the connection is gone. Unlike the base class, uses no channel layer."""
         self.scope = scope
         self.base_send = send
         try:
@@ -73,7 +74,7 @@ class ReplicationConsumer(AsyncConsumer):
     async def dispatch(self, message: Message) -> None:
         """Calls the handler of the message. Raises ``ValueError`` for a message that is not of the scope ``tcp``.
 
-        The method of the base class would check database connections in a thread for each message.
+        Replaces the method of the base class, which checks database connections in a thread for each message.
         """
         match message["type"]:
             case "tcp.receive":
@@ -100,7 +101,7 @@ class ReplicationConsumer(AsyncConsumer):
     async def _receive(self, data: bytes) -> None:
         peer = self._peer
         if peer is None or not peer.is_open:
-            return  # what came behind the input that ended the connection: up to a hundred messages
+            return  # input behind the bytes that ended the connection: up to a hundred messages
         for start in range(0, len(data), SLICE_BYTES):
             piece = data[start : start + SLICE_BYTES]
             begun = time.monotonic()
@@ -117,9 +118,9 @@ class ReplicationConsumer(AsyncConsumer):
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
     def _is_free(self, size: int, now: float) -> bool:
-        """Returns true if the client has sent at most ``FREE_BYTES`` in this second, as a client does that only works.
+        """Returns true if the client has sent at most ``FREE_BYTES`` in the present second. Normal clients send less.
 
-        Without this, fifty clients that flood would be handled with fifty slices in each turn of the loop.
+        Without this limit, fifty clients that flood the server would get fifty slices in each iteration of the loop.
         """
         if now >= self._second + 1.0:
             self._second, self._bytes_in_second = now, 0
@@ -132,13 +133,13 @@ class ReplicationConsumer(AsyncConsumer):
             self._broadcaster.counts.received[f"{command.WORD} {peer.label}"] += 1
             self._handle(peer, command)
             if isinstance(command, FederationAck) and command.instance != self._name:
-                self._reports.drop(command)  # a sender must not free what another one has not sent
+                self._reports.drop(command)  # a federation sender must not acknowledge for another one
             else:
                 reported.append(command)
         self._reports.take(peer, reported)
 
     def _handle(self, peer: ReplicationClient, command: Command) -> None:
-        """Applies a command to this connection. Effects on other clients belong to the worker reports."""
+        """Applies a command to this connection. Commands for other clients are relayed by the worker reports."""
         match command:
             case Replicate():
                 peer.keep_place()
@@ -147,19 +148,22 @@ class ReplicationConsumer(AsyncConsumer):
                 self._broadcaster.answer_replicate(peer)
             case Name(name):
                 peer.keep_place()
-                if self._name is None:  # the first one only: a client that keeps changing it would get a row for each
+                if self._name is None:  # only the first name: a client that changes its name often would get many rows
                     self._name = name
                 self._broadcaster.name_peer(peer, printable(name[:200]))
                 bind_contextvars(client=peer.name)
             case Error(text) if not self._has_said_error:
-                self._has_said_error = True  # others are only counted: the log must not grow as fast as a client sends
+                self._has_said_error = True  # later ones are only counted: a client must not be able to flood the log
                 if self._broadcaster.client_lines.has_room():
                     log.warning(
                         "replication.client_error", client=peer.name, address=peer.address, text=printable(text[:500])
                     )
 
     def _end_of_input(self) -> None:
-        """Closes the connection after the client's end of input. The answers to its requests are in its buffer already."""
+        """Closes the connection after the client has ended its input.
+
+        The answers to the client's requests are in its output buffer already, and are still sent.
+        """
         if self._peer is not None:
             self._peer.close(CloseReason.PEER_CLOSED)
 

@@ -1,11 +1,12 @@
 """``GET /_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>?from_token=N&upto_token=M``: catch-up over HTTP.
 
 Requests, statuses and bodies are those of Synapse 1.43, so a real worker can ask. Later versions add ``instance_name``,
-which selects the facts of one writer. With ``REPLSITE_REPLICATION_SECRET`` set, a request needs it as a bearer token.
-Without it, only this machine and the networks of ``REPLSITE_PLAIN_NETWORKS`` may ask, and not through a proxy.
+which selects the facts of one writer. If ``REPLSITE_REPLICATION_SECRET`` is set, a request must have this secret as its
+bearer token. If not, only this machine and the networks of ``REPLSITE_PLAIN_NETWORKS`` may ask, and not through a
+proxy.
 
-For half an hour, an equal transaction ID gets the answer that was given before, but only to the same question. Synapse
-1.43 compares the ID alone, and can answer with another stream's facts.
+For half an hour, a request with the same transaction ID and the same arguments gets the same answer again. Synapse 1.43
+compares only the ID, so it can answer with another stream's facts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _database_away = Condition(log, "catch_up.database_away", "catch_up.database_bac
 
 CACHE_SECONDS = 30 * 60
 CACHE_LIMIT_BYTES = 16 * 1024 * 1024
-#: So many questions are answered at a time. More wait, and get 503 after ``WAIT_SECONDS``.
+#: Most requests that are answered at a time. Further ones wait, and get 503 after ``WAIT_SECONDS``.
 MOST_AT_ONCE = 8
 WAIT_SECONDS = 10.0
 #: Longest transaction ID. Longer ones are refused.
@@ -66,7 +67,7 @@ _places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 
 class Refused(Exception):
-    """An answer that is an error: HTTP status, Matrix error code, and text."""
+    """An error answer: HTTP status, Matrix error code, and text."""
 
     def __init__(self, status: int, code: str, text: str) -> None:
         super().__init__(text)
@@ -74,7 +75,7 @@ class Refused(Exception):
 
 
 class AnswerCache:
-    """A cache of answers by (transaction ID, question), bounded in time and bytes. Threads may share it."""
+    """A cache of answers by transaction ID and query, bounded in time and bytes. Threads may share it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, limit_bytes: int = CACHE_LIMIT_BYTES) -> None:
         self._clock = clock
@@ -83,12 +84,12 @@ class AnswerCache:
         )
 
     def get(self, txn_id: str, question: RangeQuery) -> bytes | None:
-        """Returns the answer given before; None if it is not kept any more."""
+        """Returns the stored answer to a query, or None if there is none or it is too old."""
         found = self._answers.get((txn_id, question))
         return None if found is None or found[0] <= self._clock() - CACHE_SECONDS else found[1]
 
     def keep(self, txn_id: str, question: RangeQuery, answer: bytes) -> None:
-        """Stores an answer. Does nothing if one to the same question is kept under this ID."""
+        """Stores an answer, unless an answer to the same query is stored under this transaction ID already."""
         if self.get(txn_id, question) is None:
             self._answers.put((txn_id, question), (self._clock(), answer))
 
@@ -98,7 +99,7 @@ _cache = AnswerCache()
 
 @csrf_exempt  # there are no cookies here; a request that is not GET must get its error as JSON, too
 def stream_updates_view(request: HttpRequest, stream: str = "", txn_id: str = "") -> HttpResponse:
-    """Returns the answer or an error, always as JSON."""
+    """Answers a request for missed facts. Every answer is JSON, also an error."""
     try:
         _check_access(request)
         return HttpResponse(_answer(txn_id, _question(request, stream, txn_id)), content_type="application/json")
@@ -203,7 +204,7 @@ def _check_secret(given: str | None, secret: str) -> None:
 ROWS_PER_ANSWER = 5_000
 #: An answer ends after the fact that makes it longer than this.
 ANSWER_LIMIT_BYTES = 4 * 1024 * 1024
-#: Longest time of a statement. After it the answer is 503.
+#: Longest time of a statement. A statement that takes longer is cancelled, and the answer is 503.
 STATEMENT_LIMIT_MS = 20_000
 #: Streams for which 1.43 returns its own position as ``upto_token``, instead of the requested one.
 _ANSWERED_WITH_OWN_POSITION = frozenset({"presence_federation"})
@@ -214,9 +215,10 @@ _paces: dict[str, BatchSizer] = {}
 
 @dataclass(frozen=True, slots=True)
 class RangeQuery:
-    """A range of facts: those of ``stream`` with after < token <= upto, of one writer or of all.
+    """A range of facts: those of ``stream`` with after < token <= upto, of the writer ``instance`` (null: of all).
 
-    ``with_instances``: each update ends with its writer's name, behind the row. Only our own followers ask for that.
+    If ``with_instances`` is true, each update ends with its writer's name, after the row. Only our own followers ask
+    for these names.
     """
 
     stream: str
@@ -227,10 +229,11 @@ class RangeQuery:
 
 
 def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
-    """Returns the body of the answer: the rows of a range as one JSON object, of whole facts, up to ``ANSWER_LIMIT_BYTES``.
+    """Returns the body of the answer: a JSON object with the rows of the range.
 
-    Blocks, on a connection of its own. Raises ``UnknownStream``, ``DatabaseError``, and ``ResyncNeeded`` for a range that
-    begins below the low-water mark.
+    The answer has only whole facts. It ends with the fact that makes it longer than ``ANSWER_LIMIT_BYTES``. Blocks, and
+    opens a database connection of its own. Raises ``UnknownStream``, ``DatabaseError``, and ``ResyncNeeded`` for a
+    range that begins below the low-water mark.
     """
     declaration = registry.get(question.stream).declaration
     if question.after > question.upto and declaration.in_memory:
@@ -244,8 +247,9 @@ def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
         connection.set_session(isolation_level="REPEATABLE READ", readonly=True, autocommit=False)
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL statement_timeout = {STATEMENT_LIMIT_MS}")
-            # In the same snapshot as the rows. Otherwise: a client asks beyond the POSITION that it got. B's 6 is pending, and
-            # C's 7 is committed. With 7 in the answer, the client would go on from 7 and miss 6.
+            # Positions are read in the same snapshot as the rows. Otherwise: a client asks for more than the POSITION
+            # that it got. Fact 6 of writer B is pending, and fact 7 of writer C is committed. If the answer had 7, the
+            # client would go on from 7 and miss 6.
             found = stored_positions(cursor, [question.stream])
             watcher.before_shown(found, using)
             stored = found.get(question.stream, {})
@@ -253,7 +257,8 @@ def stream_updates(question: RangeQuery, using: str | None = None) -> bytes:
             rows, reached = table_rows(cursor, declaration, wanted, pace.limit(ROWS_PER_ANSWER))
             check_not_trimmed(cursor, question.stream, VectorToken(max(question.after, 0)), instance)
     pace.learn(rows)
-    # Below a row above its writer's position, facts of the same writer may still be pending. They would be missed.
+    # A row above its writer's position is left out. Facts of the same writer below that row may still be pending, and
+    # the client would miss them.
     complete = (row for row in rows if _is_complete(row, stored))
     updates, cut_at = _encoded(complete, declaration.announced_as, with_instances=question.with_instances)
     reached = min(reached, cut_at) if cut_at is not None else reached
@@ -275,7 +280,7 @@ def _answered_position(question: RangeQuery, stored: Mapping[str, StoredPosition
 
 
 def _encoded(rows: Iterable[FollowedRow], announced_as: str, *, with_instances: bool) -> tuple[list[bytes], int | None]:
-    """Returns the encoded updates, and the last token if the answer was cut at its size limit, else None."""
+    """Returns the encoded updates. If the size limit cut the answer, also returns its last token, else None."""
     found: list[bytes] = []
     size = last = 0
     for token, fact in groupby(rows, lambda row: row.token):

@@ -1,12 +1,12 @@
-"""Relays commands of one worker to all others: to the other connections here, and by NOTIFY to those of other servers.
+"""Relays commands of one worker to all others: directly to clients of this server, by NOTIFY to those of other servers.
 
 Such commands are hints and not facts: losing one is harmless, and none is stored. Only those in ``RELAYED`` are passed
 on, in both directions. From other servers, only commands of sessions whose role may write are accepted
 (``streams.reading.trust``), because every role that may connect can send NOTIFY. Lines travel as base64 in parts, since a
 payload of NOTIFY holds no NUL and fewer than 8,000 bytes.
 
-Commands that 1.43 does not know go only to clients that sent one themselves. Others would end the connection. Assumes a
-single event loop.
+Commands that Synapse 1.43 does not know go only to clients that have sent such a command themselves. Other clients
+would end the connection. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MOST_UNFINISHED = 1_000
 
 
 class Part(NamedTuple):
-    """A part of a message of one server."""
+    """A part of a message that one server sends to all, as one payload of NOTIFY carries it."""
 
     server: str
     message: str
@@ -73,7 +73,7 @@ class Part(NamedTuple):
 
     @classmethod
     def parse(cls, payload: str) -> Part | None:
-        """Returns the part in a payload; None if the payload has another form."""
+        """Parses a payload. Returns None if the payload has another form."""
         fields = payload.split(" ")
         if len(fields) != 5 or max(len(fields[0]), len(fields[1])) > _MOST_NAME:
             return None
@@ -120,7 +120,7 @@ class _Listener(NotifyListener[Part]):
 
 
 class Relay:
-    """The exchange of commands between the connections of all servers."""
+    """The exchange of commands between the clients of all servers."""
 
     def __init__(self, broadcaster: Broadcaster) -> None:
         self.dropped: Counter[str] = Counter()

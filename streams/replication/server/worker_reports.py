@@ -1,9 +1,9 @@
-"""Stores what workers report about themselves: who syncs, what was acknowledged, and from where users came.
+"""Stores what workers report: users that sync, federation acknowledgements, and users' addresses.
 
 Reports are taken on the event loop into a bounded buffer, and a thread writes them a moment later. The tables show them
 to every process. Syncing users belong to the connection that reported them, and are removed with it. A connection without
-news for `worker_silence_seconds` is removed, in case its server has died. Counts of sent and received commands are
-written along. Assumes a single event loop.
+a command for `worker_silence_seconds` is removed, in case its server has died. Counts of sent and received commands are
+written in the same transactions. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ __all__ = ["WorkerReports", "process_reports"]
 
 log = get_logger(__name__)
 GAP_SECONDS = 0.1
-#: Commands of one client, and of all clients together, that are relayed in a second. One client gets no more than what all
-#: clients together have left.
+#: Most commands that are relayed in a second: those of one client, and those of all clients together. One client gets
+#: at most what the others have left of the second number.
 RELAYED_A_SECOND, ALL_RELAYED_A_SECOND = 1_000, 2_000
-#: Smallest time between two writes of a connection's row, two deletions of old rows, and two writes of counts.
+#: Least time between two writes of a connection's row, between two deletions of old rows, and between two writes of
+#: counts.
 NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
 
 
@@ -63,7 +64,7 @@ class WorkerReports:
         self.more_counts: Callable[[], Mapping[str, Mapping[str, int]]] = dict
         self._settings = given
         self._broadcaster = broadcaster
-        #: With the host's name, because instance names and ports may be the same on several hosts.
+        #: Includes the host's name, because instance names and ports may be the same on several hosts.
         self._served_by = f"{served_by or given.instance} on {socket.gethostname()}"
         self._buffer = ReportBuffer(given.worker_report_limit)
         self._peers: dict[str, ReplicationClient] = {}
@@ -77,7 +78,7 @@ class WorkerReports:
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Deletes what a former process of this server left, and starts to write.
+        """Deletes the rows that a former process of this server left, and starts to write.
 
         Raises the driver's errors if the database cannot be used.
         """
@@ -104,7 +105,7 @@ class WorkerReports:
     # --- input ----------------------------------------------------------------------------------------------------
 
     def take(self, peer: ReplicationClient, commands: Sequence[Command]) -> None:
-        """Relays and buffers the commands of one piece of input. Ignores those that are neither relayed nor reports."""
+        """Relays or buffers the commands of one piece of input. Ignores all other commands."""
         relayed = self._within_rate(peer, [command for command in commands if isinstance(command, RELAYED)])
         if relayed:
             self.relay.pass_on(relayed, peer)
@@ -115,13 +116,13 @@ class WorkerReports:
             self._wake()
 
     def drop(self, command: Command) -> None:
-        """Counts a report that is not accepted."""
+        """Counts a report as dropped."""
         self._buffer.dropped[command.WORD] += 1
 
     def _within_rate(self, peer: ReplicationClient, commands: list[Command]) -> list[Command]:
-        """Returns the commands that may be relayed now. Drops and counts the rest of a flood.
+        """Returns the commands that may be relayed now. Drops and counts those above the limits per second.
 
-        Relaying a command costs as much as there are clients.
+        The limits exist because a relayed command is written to every client.
         """
         if not commands:
             return commands
@@ -162,7 +163,7 @@ class WorkerReports:
         return batch or None
 
     def _news(self, now: float) -> list[dict[str, Any]]:
-        """Returns rows for the connections that the table does not have yet, or had no news of for ``NEWS_SECONDS``."""
+        """Returns the rows of connections that were not written yet, or not within the last ``NEWS_SECONDS``."""
         due = [key for key in self._buffer.connections() if now >= self._told.get(key, 0.0) + NEWS_SECONDS]
         rows = []
         for key in due:
@@ -174,7 +175,10 @@ class WorkerReports:
         return rows
 
     def _counts(self, now: float) -> list[dict[str, Any]]:
-        """Returns the totals that changed since the last time; none if that was less than ``COUNT_SECONDS`` ago."""
+        """Returns by how much each count grew since the last time.
+
+        Returns nothing if the last time was less than ``COUNT_SECONDS`` ago.
+        """
         if now < self._count_due:
             return []
         self._count_due = now + COUNT_SECONDS
@@ -243,9 +247,9 @@ _of_process: WorkerReports | None = None
 
 
 def process_reports(served_by: str = "") -> WorkerReports:
-    """Returns the worker reports of this process's broadcaster, created at the first call.
+    """Returns the worker reports of this process's broadcaster, and creates them at the first call.
 
-    The caller that serves has to start them.
+    Does not start them.
     """
     global _of_process  # noqa: PLW0603 - one per process by its nature
     if _of_process is None:

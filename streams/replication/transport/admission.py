@@ -38,8 +38,8 @@ _NEEDS_CERTIFICATE = b"ERROR a client certificate is needed, from an authority t
 class Turns:
     """A queue of work of many connections. It uses the loop for ``SLICE_SECONDS`` at a time, and then rests for as long.
 
-    A step of a TLS handshake costs most of a millisecond, and its client only repeats some bytes. A client that sends the
-    first bytes of 1,000 handshakes would otherwise hold the loop for a second.
+    A step of a TLS handshake costs the server most of a millisecond, but a hostile client can send the same bytes again
+    and again. Without this queue, a client that begins 1,000 handshakes would hold the loop for a second.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Turns:
         self._is_due = False
 
     def add(self, step: Callable[[], None]) -> None:
-        """Queues a step behind all earlier ones. It is called by the loop."""
+        """Queues a step behind all earlier steps. The loop calls the step later."""
         self._steps.append(step)
         if not self._is_due:
             self._is_due = True
@@ -72,7 +72,7 @@ class AdmissionOwner(Protocol):
 
     def tls_context(self) -> ssl.SSLContext: ...
     def entered(self, gate: Admission, host: str) -> Refusal | None:
-        """Takes a place for a new connection. Returns the reason if there is none, else null."""
+        """Takes a place for a new connection. Returns null, or the reason of the refusal if there is no place."""
 
     def passed(self, gate: Admission, above: asyncio.Protocol) -> None:
         """Transfers the place to the protocol above, just before its ``connection_made``."""
@@ -143,7 +143,7 @@ class Admission(asyncio.Protocol):
             self._read()
 
     def _step(self) -> None:
-        """Goes on with the handshake, unless it has ended meanwhile."""
+        """Continues the handshake, unless it has ended meanwhile. Then reads application data if TLS is open."""
         if self._state is _State.HANDSHAKE:
             self._raw.resume_reading()  # first: the protocol above may pause it again
             self._shake_hands()

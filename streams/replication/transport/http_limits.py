@@ -1,9 +1,9 @@
 """Limits for HTTP and WebSocket connections under daphne, which has none: numbers, times, and memory per client.
 
 A connection counts from its first byte to its last, also after it became a WebSocket. At a limit, connections that wait
-for their client are closed to make room. A silent client, half a request, or an answer that is not read cost a client
-nothing and must not keep others out. Pipelined requests are processed one by one, each after the previous answer was
-accepted by the transport. All code here runs in the reactor's thread.
+for their client are closed to make room. Silence, half a request, or an answer that is not read cost a client nothing,
+so such connections must not keep other clients out. Pipelined requests are processed one by one, each after the
+previous answer was accepted by the transport. All code here runs in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ KERNEL_SEND_BYTES = 128 * 1024
 READ_BYTES = 16 * 1024
 #: The least bytes that a piece of a body counts against the limit, so that a body of single bytes reaches it early.
 _PIECE_BYTES = 64
-#: A chunked body is refused if it has more chunks than the first and fewer bytes per chunk, on average, than the second. Each
-#: chunk costs the loop as much as a kilobyte, and a client that writes text to the network sends longer ones.
+#: A chunked body is refused if it has more than ``_FREE_CHUNKS`` chunks, of fewer than ``_LEAST_CHUNK_BYTES`` bytes on
+#: average. Each chunk costs the loop as much as a kilobyte, and a client that writes text to the network sends longer
+#: chunks.
 _FREE_CHUNKS, _LEAST_CHUNK_BYTES = 64, 32
 #: The percentage of the limit that is closed at once to make room, because finding candidates visits every connection.
 _GIVE_WAY_PERCENT = 5
@@ -96,12 +97,12 @@ class _Phase(enum.Enum):
 
 
 class HttpLimits:
-    """The enforcement of `HttpBounds` on one process. ``refused`` counts refusals and closed connections by reason."""
+    """The enforcement of `HttpBounds` in one process. ``refused`` counts refusals and closed connections by reason."""
 
     def __init__(self, bounds: HttpBounds) -> None:
         self.refused: Counter[str] = Counter()
         self.bounds = bounds
-        #: Dictionaries as ordered sets, which find and remove a member in constant time.
+        #: Both dictionaries serve as ordered sets, which find and remove a member in constant time.
         self._connections: dict[_Counted, None] = {}
         self._of_address: dict[str, dict[_Counted, None]] = {}
         self._logged: dict[str, float] = {}
@@ -114,7 +115,7 @@ class HttpLimits:
 
     @property
     def has_unfinished(self) -> bool:
-        """Returns true if a client's first request, the rest of a request, or the end of an answer is under way."""
+        """Returns true if a connection waits for its first request, the rest of a request, or the end of an answer."""
         return any(connection.is_unfinished for connection in self._connections)
 
     def apply(self, factory: Any) -> None:
@@ -158,7 +159,10 @@ class HttpLimits:
                 del self._of_address[connection.address]
 
     def wrote(self, size: int) -> None:
-        """Adds ``size`` bytes that were buffered for clients. Memory is checked once they exceed an eighth of the limit."""
+        """Adds ``size`` bytes that were buffered for clients.
+
+        Has the memory checked when the bytes since the last check exceed an eighth of the limit.
+        """
         self._written += size
         if self._written > self.bounds.buffer_bytes // 8:
             self._written = 0
@@ -179,7 +183,7 @@ class HttpLimits:
         return "" if not self.bounds.of_address or is_among(host, self.bounds.proxies) else address_key(host)
 
     def _has_room(self, host: str) -> bool:
-        """Returns true if one more connection from ``host`` is allowed. Counts the refusal if not.
+        """Returns true if one more connection from ``host`` is allowed. Otherwise counts a refusal.
 
         At a limit, waiting connections are closed to make room.
         """
@@ -211,7 +215,7 @@ class HttpLimits:
     def _free_memory(self) -> None:
         """Cuts connections until the bytes held for all clients are within ``buffer_bytes``.
 
-        Those that wait for their client go first; among them, those that have waited longest.
+        Connections that wait for their client are cut first; among them, those that have waited longest.
         """
         self._written = 0
         held = {connection: size for connection in self._connections if (size := connection.held_bytes)}
@@ -269,22 +273,25 @@ class _Counted(ProtocolWrapper):
 
     @property
     def is_idle(self) -> bool:
-        """Returns true if no byte of a request has arrived."""
+        """Returns true if no byte of the next request has arrived."""
         return self._phase is _Phase.IDLE
 
     @property
     def is_unfinished(self) -> bool:
-        """Returns true unless a request was answered and no byte of another has arrived. Always false for a WebSocket."""
+        """Returns true if the first request has not been answered, or a byte of a further request has arrived.
+
+        Always returns false for a WebSocket.
+        """
         return (self._is_new or self._phase is not _Phase.IDLE) and not self._is_websocket
 
     @property
     def waits_for_client(self) -> bool:
-        """Returns true if the next step is the client's. Always false for a WebSocket."""
+        """Returns true if the client has to make the next step. Always returns false for a WebSocket."""
         return self._phase is not _Phase.WORK and not self._is_websocket
 
     @property
     def held_bytes(self) -> int:
-        """Returns the bytes kept of its request's body and of answers that the kernel has not accepted.
+        """Returns the bytes that are kept of the request's body, and of answers that the kernel has not accepted yet.
 
         WebSocket output does not count here; it has a limit of its own.
         """
@@ -328,7 +335,7 @@ class _Counted(ProtocolWrapper):
             self.cut()
         elif allowed is not None and now > self.since + allowed:
             self._time_out(waiting)
-        # While nothing waits for the client, the measured time starts again at every call.
+        # While no output waits for the client, the measured time starts again at every call.
         elif not waiting or now > self._progress_at + bounds.stall_seconds:
             # Bytes in the kernel's send buffer are not taken either: see `_kernel_bytes`.
             taken = self._written - waiting - _kernel_bytes(self.transport)
@@ -456,14 +463,14 @@ class _Refusal(Protocol):
 class _BoundedWebSocket(WebSocketProtocol):
     """daphne's WebSocket with limits on message length and frame rate.
 
-    Too long messages are refused before they are read. A long message that is sent to many clients is framed once.
+    A message that is too long is refused before it is read. A long message that is sent to many clients is framed once.
     """
 
     texts = PreparedTexts()
     _second, _frames = 0.0, 0
 
     def _dataReceived(self, data: bytes) -> None:
-        """Passes bytes on. Cuts a client that sends more than a message's length before the handshake is done."""
+        """Passes bytes on. Cuts a client that sends more than `WEBSOCKET_MESSAGE_BYTES` before the handshake ends."""
         # The library keeps all bytes that arrive before the handshake is done: without this they could fill the memory.
         if self.state == self.STATE_CONNECTING and len(self.data) + len(data) > WEBSOCKET_MESSAGE_BYTES:
             self._cut()

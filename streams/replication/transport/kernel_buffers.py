@@ -1,4 +1,4 @@
-"""Bytes of a connection in the kernel's buffers. Known on Linux only; on other systems they are reported as empty."""
+"""Numbers of bytes in the kernel's buffers of a connection. They are known on Linux only, and 0 on other systems."""
 
 from __future__ import annotations
 

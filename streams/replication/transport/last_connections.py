@@ -1,4 +1,7 @@
-"""Closing a listener without resetting connections that the kernel has opened for it. On other systems than Linux a few are."""
+"""Helps to close a listener without resetting connections that the kernel has opened for it.
+
+On systems other than Linux, a few connections may be reset.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,11 @@ _DROP_SYN = (
 def drop_handshakes(listener: socket.socket) -> None:
     """Makes the kernel drop requests for new connections, and finish handshakes that have begun.
 
-    The caller then accepts what is queued, and closes the listener. Client A connects, and the kernel queues the connection;
-    the process accepts all it finds and closes; between the two, client B connects: closing would reset B, whose request may
-    already be sent and must not be sent twice. With the filter B's first packet is dropped. B's kernel repeats it after a
-    second, finds the port closed, and B uses another server. Has no effect on systems other than Linux.
+    The caller then accepts the queued connections, and closes the listener. Without this function, client B could
+    connect after the last accept and before the close. The close would reset the connection of B, whose request may
+    already be sent and must not be sent twice. With this function, the kernel drops B's first packet. B's kernel
+    repeats the packet after a second and finds the port closed, and B uses another server. Has no effect on systems
+    other than Linux.
     """
     if sys.platform != "linux":
         return

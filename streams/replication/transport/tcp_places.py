@@ -1,9 +1,9 @@
 """Places for raw TCP connections, and the choice of the connection to close when there are too many.
 
 A connection takes a place when it is accepted. It is *unknown* until its client has stated what it wants. Silence, an
-endless handshake or a single byte cost a client nothing, and must not keep others out. To make room, the oldest unknown
-connection of the address with the most unknown ones is closed. A known connection keeps its place, so each address may have
-a share of the places and no more.
+endless handshake or a single byte cost a client nothing, so they must not keep other clients out. To make room, the
+oldest unknown connection of the address with the most unknown ones is closed. A known connection keeps its place.
+Therefore each address may have only a share of the places.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class PlacedConnection(Protocol):
 
 
 class TcpPlaces:
-    """The places of one server. ``of_address`` is the limit per address; 0: none. Calls must not run concurrently."""
+    """The places of one server. ``of_address`` is the limit for one address; 0 means no limit.
+
+    Calls must not run concurrently.
+    """
 
     def __init__(self, limit: int, of_address: int = 0) -> None:
         self._limit = limit
@@ -53,7 +56,7 @@ class TcpPlaces:
         return None
 
     def hand_on(self, before: PlacedConnection, after: PlacedConnection) -> None:
-        """Transfers a place from one object to another of the same connection. It becomes the youngest unknown connection."""
+        """Transfers a place from one object to another of the same connection. Makes it the youngest unknown one."""
         address = self._address_of.get(before, "")
         self.leave(before)
         self._put(after, address)

@@ -1,8 +1,8 @@
 """Raw TCP connections as ASGI: the scope ``tcp`` beside ``http`` and ``websocket``, on daphne's reactor.
 
 This module does not know the replication protocol. ``docs/reference/tcp-scope.md`` describes the scope for other
-applications. Connections run on the reactor's asyncio loop, because its transports report the number of unsent bytes.
-daphne keeps the register of applications.
+applications. Connections run on the reactor's asyncio loop, because asyncio's transports report the number of unsent
+bytes. daphne registers the applications of all connections.
 
 Both directions are bounded. Reading pauses while the application has not taken its input. Output waits in pieces of bytes
 that many connections may share. Network rules and TLS are in `admission`.
@@ -307,7 +307,7 @@ class AsgiServer(DaphneServer):
     # --- connections ----------------------------------------------------------------------------------------------
 
     def entered(self, gate: Admission, host: str) -> Refusal | None:
-        """Takes a place for a new connection. Returns the reason if there is none, else null."""
+        """Takes a place for a new connection. Returns null, or the reason of the refusal if there is no place."""
         return self._places.enter(gate, host)
 
     def left(self, gate: Admission) -> None:
@@ -380,7 +380,7 @@ class AsgiServer(DaphneServer):
             self.stop()
 
     def announce(self) -> None:
-        """Called once all listeners accept connections. Does nothing; subclasses may override it."""
+        """Does nothing. Called once all listeners accept connections, so that a subclass may report this."""
 
     def kill_all_applications(self) -> defer.Deferred[Any]:
         """Closes listeners and connections in order. Called by daphne before the reactor stops."""
@@ -418,8 +418,8 @@ class AsgiServer(DaphneServer):
         if self._http_ports:
             await asyncio.sleep(ACCEPT_SECONDS)
         for port in self._http_ports:
-            # One call of `doRead` accepts as many as the calls before it found. The deadline is for a process without free
-            # descriptors, which accepts none.
+            # One call of `doRead` accepts only as many connections as earlier calls found, so it is repeated. The
+            # deadline is for a process without free descriptors, which accepts none.
             while is_queued(port.socket) and time.monotonic() < started + SETTLE_SECONDS:
                 port.doRead()
             await defer.maybeDeferred(port.stopListening).asFuture(twisted_loop)

@@ -57,7 +57,7 @@ class Refusal(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """The paths of PEM files. Empty: no file."""
+    """The paths of PEM files. An empty path means that there is no file."""
 
     certificate: str = ""
     key: str = ""
@@ -67,8 +67,8 @@ class TlsFiles:
     def of_server(cls, given: StreamSettings, options: dict[str, str | None] | None = None) -> TlsFiles | None:
         """Returns the files of the replication port, or null if it does not use TLS. Options take precedence over settings.
 
-        The port uses TLS if client authorities are given, or a certificate or key as an option. A certificate that only the
-        settings name does not count.
+        The port uses TLS if client authorities are given as an option or setting, or if a certificate or key is given
+        as an option. A certificate or key in the settings alone does not turn TLS on.
         """
         said = options or {}
         authorities = said.get("tls_client_ca") or given.tls_client_ca
@@ -79,7 +79,10 @@ class TlsFiles:
 
     @classmethod
     def of_client(cls, given: StreamSettings, options: dict[str, str | None]) -> TlsFiles:
-        """Returns a follower's files: its own certificate and key, and the server's authorities. Options precede settings."""
+        """Returns a follower's files: its own certificate and key, and the server's authorities.
+
+        Options take precedence over settings.
+        """
         certificate = options.get("tls_certificate") or given.tls_certificate
         key = options.get("tls_key") or given.tls_key
         return cls(certificate, key, options.get("tls_ca") or given.tls_server_ca)
@@ -167,8 +170,9 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 def checking_context(authorities: str | None = None) -> ssl.SSLContext:
     """Returns a context that checks a server's name and certificate, by the same rules on every Python version.
 
-    Python 3.13 changed two defaults, which this undoes. It refuses certificates without key identifiers; openssl 3.0 creates
-    such certificates, and a site may use them for years. It also accepts an intermediate authority as a root.
+    Python 3.13 changed two defaults, and this function sets them back. Python 3.13 refuses certificates without key
+    identifiers, but openssl 3.0 creates such certificates, and a site may use them for years. Python 3.13 also accepts
+    an intermediate authority as a root.
     """
     context = ssl.create_default_context(cafile=authorities)
     context.verify_flags &= ~(ssl.VERIFY_X509_STRICT | ssl.VERIFY_X509_PARTIAL_CHAIN)
