@@ -1,1 +1,4 @@
-"""The embedded PostgreSQL: started at the first connection if ``DATABASE_URL`` is unset, stopped after its last user."""
+"""The embedded PostgreSQL, which is used if ``DATABASE_URL`` is unset.
+
+It is started at the first connection, and stopped when the last process that uses it has ended.
+"""
