@@ -20,15 +20,15 @@ __all__ = ["Unread", "Window", "unread"]
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The facts between two vectors of positions."""
+    """The number and age of the facts that a reader's vector lacks."""
 
     facts: int
     exact: bool
     """False: ``facts`` is an estimate from the difference of IDs."""
     oldest_at: datetime | None
-    """When the oldest of them was received. None: nothing is unread, or it lies below the window."""
+    """When the oldest unread fact was received. None: nothing is unread, or the fact lies below the window."""
     below_window: bool = False
-    """True: the oldest one may lie below the window and must be looked up."""
+    """True: the oldest unread fact may lie below the window and must be looked up."""
 
 
 class Window:
