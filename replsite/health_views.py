@@ -112,5 +112,5 @@ def ready_view(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def health_view(request: HttpRequest) -> JsonResponse:
-    """Serves ``/health``: 503 while anything needs an operator."""
+    """Serves ``/health``: 503 while a part of the site is not well or a status is wrong."""
     return _SUMMARY.answer(request)

@@ -1,8 +1,8 @@
 """Serves the actions of operators in the admin: disconnect or forget a reader, retire a writer, end its open transactions.
 
 Each action has a page that says what would happen. A POST carries the action out, for staff with the permission, and
-records it in the admin's log. A reader is disconnected by a mark in its row, on which its server acts. The other
-actions call the same functions as ``manage.py streams retire``, ``abort`` and ``forget``
+records it in the admin's log. To disconnect a reader, the action marks the reader's row, and the server of the reader
+ends the connection. The other actions call the same functions as ``manage.py streams retire``, ``abort`` and ``forget``
 (``streams.writing.terminate``, ``streams.follow``). No view waits until another process has reacted.
 """
 

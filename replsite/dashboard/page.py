@@ -276,9 +276,9 @@ _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that
 
 
 def _more_readers(name: str, left_out: Sequence[ReaderView]) -> Group:
-    """Returns the row that stands for readers that were left out.
+    """Returns the group that stands for readers that were left out.
 
-    Its key begins with a newline, as no reader's key does.
+    The group's key begins with a newline, as no reader's key does.
     """
     cells = [text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}"), *_blank(len(READERS) - 3)]
     severity = left_out[0].status.severity if name == "bad" else Severity.FINE
@@ -363,7 +363,7 @@ def _movement(change: float) -> str:
 def _sent(reader: ReaderView) -> Cell:
     """Returns a cell with the bytes per second out and in, and the total sent.
 
-    While the rates are unknown, it has the totals.
+    While the rates are unknown, the cell has the totals instead.
     """
     if not reader.bytes_out and not reader.bytes_in:
         return text_cell(NOTHING)

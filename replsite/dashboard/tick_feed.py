@@ -46,7 +46,7 @@ TICKS_KEPT = 5
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """A page with its number. If there is no page, ``error`` is the reason."""
+    """A numbered page of the feed. If there is no page, ``error`` is the reason."""
 
     number: int
     page: Page | None

@@ -115,7 +115,7 @@ GROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Rows of one step length, ascending: (begin of the step, its columns)."""
+    """The rows of one step length, in ascending order. Each is (begin of the step, its columns)."""
 
     step_seconds: int
     rows: Sequence[tuple[datetime, Mapping[str, Any]]]

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(TimeoutError):
-    """The error of a call that did not return in time. ``seconds`` is its running time so far."""
+    """The error of a call that did not return in time. ``seconds`` is the time for which the call has run."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer for {seconds:.1f} s")

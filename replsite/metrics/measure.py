@@ -61,7 +61,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Measure(Generic[Scraped]):
-    """One metric. ``name`` has no suffix ``_total``. ``rows`` makes its rows from a scrape."""
+    """A metric. ``name`` is its name without the suffix ``_total``. ``rows`` computes its rows from a scrape."""
 
     name: str
     labels: tuple[str, ...]

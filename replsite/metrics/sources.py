@@ -202,7 +202,7 @@ def linear_positions(scrape: Scrape) -> Iterator[Row]:
 def read_upto(scrape: Scrape) -> Iterator[Row]:
     """Yields the time up to which readers of ``events`` have read, in milliseconds since the epoch (1970).
 
-    A reader without lag has read up to the time of the last fact, or of the snapshot if there is no fact.
+    For a reader without lag this is the time of the last fact, or the time of the snapshot if there is no fact.
     """
     as_of = scrape.snapshot.as_of.timestamp()
     for label, views in scrape.on_events:

@@ -74,7 +74,10 @@ def _nearest_time(times: Iterable[datetime], as_of: datetime) -> datetime:
 
 
 def _row_of(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) -> ReaderRow:
-    """Returns a row for a reader of which only cursors are known. It is built from the cursor that was seen last."""
+    """Returns a row for a reader of which only cursors are known.
+
+    The row is built from the cursor that was seen last.
+    """
     last = min(cursors.values(), key=lambda cursor: silent_seconds(as_of, cursor.seen_at))
     return ReaderRow(
         key=key, name=last.reader, kind="follower", served_by="",

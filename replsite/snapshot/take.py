@@ -166,7 +166,7 @@ _Vector = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class _Lags:
-    """Lags by vector. Each distinct vector is computed once."""
+    """The lags of vectors. The lag of each distinct vector is computed once."""
 
     def __init__(self) -> None:
         self.known: dict[_Vector, Unread] = {}
@@ -256,7 +256,7 @@ class _Assembly:
         self.hours = history.hours.add(self.at, self._written_by_the_expected())
 
     def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
-        """Returns facts per second, by stream name, and for active writers by (stream, writer)."""
+        """Returns series of facts per second: for streams by their name, for active writers by (stream, writer)."""
         counters: dict[Hashable, float] = dict.fromkeys(self.reading.stream_names(), 0)
         for (stream, _), number in written.items():
             counters[stream] += number
@@ -268,7 +268,7 @@ class _Assembly:
         return found
 
     def _written_by_the_expected(self) -> dict[Hashable, int]:
-        """Returns the facts written under each expected name that has a minimum per hour."""
+        """Returns the number of facts written under each expected name that has a minimum per hour."""
         return {
             (one.stream, one.writer): sum(row.facts_written for row in self._rows_of(one))
             for found in self.expected.values()

@@ -150,7 +150,7 @@ class ReaderStreamView:
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """Data on its way to a reader: lines for its connection, bytes in the kernel's buffers, rows to be handled."""
+    """Data on its way to a reader: commands for its connection, bytes in the kernel's buffers, rows to be handled."""
 
     lines: int = 0
     kernel_send_bytes: int = 0
@@ -201,7 +201,7 @@ class ReaderView:
 
 @dataclass(frozen=True, slots=True)
 class SyncingView:
-    """The syncing users of one worker process. ``name`` is its connection's own name, ``worker`` its random ID."""
+    """The syncing users of one worker process. ``name`` is what the worker calls itself, ``worker`` its random ID."""
 
     name: str
     worker: str
@@ -254,7 +254,8 @@ class WorkersView:
 class JobStatusView:
     """A job that is queued or running, or that ended within a day.
 
-    ``done`` and ``total`` count ``unit`` in the present stage, and ``rate`` is the growth of ``done`` per second.
+    ``done`` and ``total`` refer to the present stage. They are numbers of ``unit``, for example of events. ``rate`` is
+    the growth of ``done`` per second.
     """
 
     id: int

@@ -60,9 +60,10 @@ EMPTY = Window((), 0)
 
 
 def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> Unread:
-    """Returns the facts above the reader's position and not above the writer's, over all writers.
+    """Returns the facts that a reader has not read, over all writers.
 
-    ``upto`` gives for each writer the position up to which it has facts. Equal vectors have no lag, whatever the clock says.
+    ``have`` is the reader's vector. ``upto`` gives for each writer the position up to which it has facts. Equal vectors
+    have no lag, whatever the clock says.
     """
     facts, oldest, gap_from, gap_upto = 0, None, None, 0
     for writer, at in upto.items():

@@ -41,7 +41,7 @@ def rows_of(groups: Iterable[Group], now: datetime) -> list[tuple[str, bool, lis
 
 
 def lines_of(columns: Sequence[Column], groups: Iterable[Group], now: datetime) -> list[str]:
-    """Returns aligned plain lines with a title line. Nothing is cut off."""
+    """Returns a table as aligned plain lines, headings first. No text is cut off."""
     rows = [[column.title for column in columns], *(cells for _, _, cells in rows_of(groups, now))]
     widths = [max(len(row[index]) for row in rows) for index in range(len(columns))]
     return ["  ".join(map(_set, row, widths, columns)).rstrip() for row in rows]
