@@ -227,8 +227,8 @@ class Sampler:
     def _may_write(self) -> bool:
         """Takes the lock if it is free, and returns true if this process holds it.
 
-        The lock lasts as long as its connection. Raises ``DatabaseError`` if a session holds the lock whose role may
-        not write the history.
+        The lock lasts as long as its connection. Raises ``DatabaseError`` if the lock is held by a session whose role
+        may not write positions.
         """
         if self._connection is None:
             self._connection = driver.direct_connection(self._using, application_name="replsite history")

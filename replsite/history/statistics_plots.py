@@ -1,8 +1,8 @@
 """Defines the plots of the statistics page (pure): their columns, their titles, and how rows become points.
 
-A plot shows a count over whole steps, or a figure as of the end of each step. A step is an hour or a day. A step
-without a row has the count zero, if it comes after the first row, because nothing came in. Its figure is unknown, and
-the line of the plot breaks there.
+A plot shows either a count over whole steps, or a figure as of the end of each step. A step is an hour or a day. After
+the first row, a step without a row has the count zero, because nothing came in. The figure of such a step is unknown,
+and the line of the plot breaks there.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@
 clients could write anything into them. The client is the last address in the header that is not a proxy's. The
 addresses before it were written by the client itself.
 
-If any other address claims HTTPS, it may be a proxy that is not configured. This is logged once for each address. With
-``REPLSITE_HTTPS_ONLY``, requests through such a proxy are redirected to HTTPS in an endless loop.
+If a request from any other address claims HTTPS, that address may be a proxy that is not configured. This is logged
+once for each address. With ``REPLSITE_HTTPS_ONLY``, requests through such a proxy are redirected to HTTPS in an endless
+loop.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def networks_of(texts: Sequence[str]) -> list[Network]:
 def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
     """Returns the last address in ``X-Forwarded-For`` that is not a proxy's.
 
-    The search goes from right to left, beginning with ``peer``, and ends at the first text that is no address. If there
-    is no such address, returns the last proxy that was found.
+    The search goes from right to left, and ends at the first text that is no address. If there were only proxies up to
+    there, returns the last proxy found, or ``peer`` if none was found.
     """
     # From right to left: each proxy appends the address from which it received the request.
     for text in reversed([part.strip() for part in forwarded_for.rsplit(",", _MOST_PROXIES)]):

@@ -25,7 +25,7 @@ Scraped = TypeVar("Scraped")
 class Alias:
     """A metric's name in Synapse.
 
-    ``labels`` maps our label names to Synapse's. Samples that differ only in labels missing there are added up.
+    ``labels`` maps our label names to Synapse's. Samples that differ only in other labels are added up.
     """
 
     name: str
@@ -101,8 +101,8 @@ def metric(
 ) -> Measure[Scraped]:
     """Returns a counter if the name in ``shown`` ends with ``_total``, else a gauge.
 
-    ``shown`` is the name as queries use it, with labels: ``name{label,label}``. ``stands_for`` is for a metric of
-    Synapse that counts differently from ours. It names our own metric.
+    ``shown`` is the name as queries use it, with labels: ``name{label,label}``. For a metric of Synapse that counts
+    differently from ours, ``stands_for`` is the name of ours.
     """
     name, _, labels = shown.rstrip("}").partition("{")
     kind = "counter" if name.endswith("_total") else "gauge"

@@ -57,8 +57,8 @@ class Scrape:
 def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
     """Returns open readers by label.
 
-    The number of labels is limited, and names get them in alphabetical order. So the same names get a label at each
-    scrape.
+    The number of labels is limited. Names get their labels in alphabetical order, so that the same names get one at
+    each scrape.
     """
     found: dict[str, list[ReaderView]] = {}
     for reader in sorted(readers, key=lambda reader: reader.name):

@@ -1,4 +1,1 @@
-"""The embedded PostgreSQL, which is used if ``DATABASE_URL`` is unset.
-
-It is started at the first connection, and stopped when the last process that uses it has ended.
-"""
+"""The embedded PostgreSQL: runs if ``DATABASE_URL`` is unset, from the first connection until no process uses it."""

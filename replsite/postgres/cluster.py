@@ -171,7 +171,7 @@ class Cluster:
         raise StartFailed(self._failure("No port of 127.0.0.1 is free"))
 
     def alive(self) -> bool:
-        """Returns whether the server runs."""
+        """Returns true if the server runs."""
         if self._child is not None:
             return self._child.poll() is None
         return is_postgres_of(self._pid, self.folder.cluster)

@@ -28,7 +28,7 @@ class OtherMajorVersion(EmbeddedPostgresError):
 
 
 class FolderClosed(EmbeddedPostgresError):
-    """Raised when the account that must use the folder and the programs has no permission to."""
+    """Raised when the account that must use the folder and the programs is not permitted to use them."""
 
 
 class StartFailed(EmbeddedPostgresError):

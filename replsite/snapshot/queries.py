@@ -320,10 +320,7 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
 
 
 def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
-    """Returns the window of a stream.
-
-    ``tables`` gives for each of its tables (lower bound of the IDs, newest facts).
-    """
+    """Returns the window of a stream. For each of its tables, ``tables`` has (lower bound of the IDs, newest facts)."""
     # A batch that reached the limit may lack rows of its lowest ID, and lacks all IDs below. It is complete above that ID.
     cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
     complete_above = max(cut)

@@ -500,7 +500,7 @@ class _Assembly:
     def _speeds(self, row: ReaderRow) -> dict[str, float | None]:
         """Returns bytes per second in and out, and the seconds until the unsent bytes reach their limit.
 
-        Returns nothing for a closed reader, or for one that was not watched long enough.
+        Returns an empty dict for a closed reader, or for one that was not watched long enough.
         """
         speed = self.moved.get(row.key)
         if speed is None or row.closed_at is not None:

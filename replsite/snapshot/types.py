@@ -233,7 +233,7 @@ class CountView:
 
 @dataclass(frozen=True, slots=True)
 class WorkersView:
-    """What workers reported, on all servers, and the counters of connections.
+    """The reports of workers, over all servers, and the counters of connections.
 
     ``addresses`` is the number of stored user addresses.
     """

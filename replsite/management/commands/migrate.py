@@ -1,6 +1,6 @@
 """Runs Django's ``migrate`` under an advisory lock, so that only one runs on a database at a time.
 
-So two servers that are installed at the same time can both begin with ``migrate``.
+Two servers that are installed at the same time can then both begin with ``migrate``.
 """
 
 from __future__ import annotations
