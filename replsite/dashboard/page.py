@@ -62,7 +62,7 @@ __all__ = [
 ]
 
 #: Numbers of readers that are listed at most: those with a problem (the worst first), those without, and closed ones.
-#: The limits keep the page below a megabyte when a thousand readers are stuck at once. ``streams --json`` has all readers.
+#: The limits keep the page below a megabyte if a thousand readers are stuck at once. ``streams --json`` has them all.
 BAD_READERS_SHOWN = 100
 FINE_READERS_SHOWN = 100
 CLOSED_READERS_SHOWN = 10

@@ -60,8 +60,8 @@ class Deadline(Generic[T]):
         try:
             answer = self._work()
         except BaseException as error:  # noqa: BLE001 - ``ask`` raises it in the callers' threads
-            # The connections are closed before the result is set. The next call may start right after that, and would open
-            # its own connections beside these.
+            # The connections are closed before the result is set. The next call may start right after that, and would
+            # open its own connections beside these.
             connections.close_all()
             asked.set_exception(error)
         else:

@@ -217,9 +217,9 @@ class RequestPlaces:
 
 def _when_idle(place: _Place, call: Callable[[], None]) -> None:
     """Calls ``call`` on the event loop once the place's thread has nothing to do."""
-    # A client asks for a slow page and disconnects. Django drops the request at once, but its thread works on. If the place
-    # were free now, the next request could get it, and would wait for that thread while other places are free. So an empty
-    # task is queued behind the work, and the place is free when this task is done.
+    # A client asks for a slow page and disconnects. Django drops the request at once, but its thread works on. If the
+    # place were free now, the next request could get it, and would wait for that thread while other places are free. So
+    # an empty task is queued behind the work, and the place is free when this task is done.
     loop = asyncio.get_running_loop()
     rest = place.executor.submit(int)
     rest.add_done_callback(lambda _: loop.call_soon_threadsafe(call))
@@ -239,8 +239,8 @@ class ClientLimit:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         host = (scope.get("client") or [""])[0]
-        # The scope has the address of a proxy only if the proxy did not name its client. Such requests are not limited: they
-        # may come from many clients.
+        # The scope has the address of a proxy only if the proxy did not name its client. Such requests are not limited:
+        # they may come from many clients.
         client = "" if is_among(host, self._proxies) else address_key(host)
         if client and 0 < self._most <= self._number_of[client]:
             if scope["type"] == "http":

@@ -73,7 +73,8 @@ class MetricsPort:
         oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
-        # Removed at once, so that the next new client cancels another task. Until this task has ended, its client still counts.
+        # Removed at once, so that the next new client cancels another task. Until this task has ended, its client still
+        # counts.
         del self._waiting[oldest]
         oldest.cancel()
         return True

@@ -1,13 +1,13 @@
-"""Exports the metrics that a process counts itself: readers' delays, stored events, caches, waits, Django's ``django_*``.
+"""Exports metrics that a process counts itself: readers' delays, stored events, caches, waits, Django's ``django_*``.
 
 With several processes there are three ways to export them. ``docs/how-to/monitor-with-prometheus.md`` compares them:
 
 - Default: they are on ``/metrics`` beside the cluster's metrics. This fits a single process, or scrapes that address each
   process.
-- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for its metrics. A command that does one thing
-  and ends has none. ``/metrics`` then has only the cluster's metrics, the same from any process.
-- ``PROMETHEUS_MULTIPROC_DIR``: the processes of a host write their metrics to files in this folder. ``/metrics`` of any of
-  these processes shows the sums. Plain counters (``_PLAIN``) are copied to the file every second and at exit.
+- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for its metrics. A command that does one
+  thing and ends has none. ``/metrics`` then has only the cluster's metrics, the same from any process.
+- ``PROMETHEUS_MULTIPROC_DIR``: the processes of a host write their metrics to files in this folder. ``/metrics`` of any
+  of these processes shows the sums. Plain counters (``_PLAIN``) are copied to the file every second and at exit.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class MirroredCounters:
     def flush(self) -> None:
         """Writes the values that have changed since the last flush."""
         with self._lock:
-            # After a fork the child's counters start at the parent's values. The parent reports these itself. So the child
-            # takes them as reported already, and writes only what it adds to them.
+            # After a fork the child's counters start at the parent's values. The parent reports these itself. So the
+            # child takes them as reported already, and writes only what it adds to them.
             if self._process != os.getpid():
                 self._process = os.getpid()
                 self._told = dict(self._now())

@@ -33,8 +33,9 @@ class SharedRendering:
 
         Blocks while a page is rendered, and during the pause before the next one.
         """
-        # `asked` is the request's arrival, not the time at which a thread serves it. Example: 400 scrapes arrive at once, and
-        # four run at a time. If the later time counted, every four would need a page of their own, and the last would time out.
+        # `asked` is the request's arrival, not the time at which a thread serves it. Example: 400 scrapes arrive at
+        # once, and four run at a time. If the later time counted, every four would need a page of their own, and the
+        # last would time out.
         with self._lock:
             if self._begun < asked:
                 time.sleep(max(self._next - time.monotonic(), 0.0))

@@ -57,8 +57,8 @@ def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
     try:
         folder.make()
         with _guard:
-            # The order matters. If process A looked first: A finds the server running, the keeper stops the server because
-            # it has no user, and A registers and connects to nothing.
+            # The order matters. If process A looked first: A finds the server running, the keeper stops the server
+            # because it has no user, and A registers and connects to nothing.
             _hold(folder)
             server = folder.running_server() or _start(folder, settings)
         password = folder.password_file.read_text()

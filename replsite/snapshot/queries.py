@@ -44,7 +44,7 @@ SCAN_FACTS = 5_000
 MOST_PARKED = 10_000
 #: Readers with an older heartbeat are not shown. Named ones always are, until they are forgotten.
 READER_MEMORY_SECONDS = 86_400
-#: Closed readers are shown for this long. So is a connection whose server is gone, because a connection never comes back.
+#: Closed readers are shown for this long. So is a connection whose server is gone, as a connection never comes back.
 CLOSED_MEMORY_SECONDS = 300
 MOST_READERS = 1_000
 
@@ -321,7 +321,7 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
 
 def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
     """Returns the window of a stream. For each of its tables, ``tables`` has (lower bound of the IDs, newest facts)."""
-    # A batch that reached the limit may lack rows of its lowest ID, and lacks all IDs below. It is complete above that ID.
+    # A batch that reached the limit may lack rows of its lowest ID and lacks all IDs below. It is complete above that.
     cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
     complete_above = max(cut)
     return Window((fact for _, batch in tables for fact in batch if fact[0] > complete_above), complete_above)

@@ -97,8 +97,9 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     declarations = [stream.declaration for stream in registry.all_streams()]
     with read_only_snapshot(using or stream_settings().database) as cursor:
         # The positions are read before the sequences. A sequence only grows, and is read outside of the transaction's
-        # snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no fixed snapshot. In
-        # the other order: the sequence is read at 5, a writer reserves and stores 6, and the position is read at 6.
+        # snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no fixed
+        # snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves and
+        # stores 6, and the position is read at 6.
         positions = rows.read_positions(cursor)
         as_of, sequences = rows.read_sequences(cursor, declarations)
         writers: dict[str, list[str]] = {}

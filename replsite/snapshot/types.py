@@ -73,7 +73,7 @@ class WriterView:
     """Key of its row in ``streams_streamposition``. None: a recorded writer has no row there."""
     version: str = ""
     lease: int = 0
-    """Number of the lease. It grows when a process takes the name, and when a process holds it again after a lost lock."""
+    """Number of its lease. It grows when a process takes the name, and when it takes it again after a lost lock."""
     started_at: datetime | None = None
     """When its process began to write. ``version`` and this time belong to the process, not to the writer."""
     oldest_pending_query_at: datetime | None = None
@@ -191,7 +191,7 @@ class ReaderView:
     bytes_out_per_second: float | None = None
     """Over the last half minute. None: not watched long enough."""
     seconds_to_overflow: float | None = None
-    """Time until the unsent bytes reach their limit, at which the connection is closed as slow. None: they do not grow."""
+    """Time until the unsent bytes reach the limit at which the connection is closed as slow. None: they do not grow."""
     waiting: WaitingView = WaitingView()
     runs: bool = True
     """False: a named reader with stored cursors that no process runs now."""

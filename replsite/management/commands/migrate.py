@@ -59,8 +59,8 @@ class Command(SiteCommand, migrate.Command):
         has_told = False
         with lock.cursor() as cursor:
             key = driver.migrate_key(cursor)
-            # A statement that waits for the lock would keep its snapshot. If the holder creates an index concurrently, the
-            # holder waits for that snapshot to end, and the two would wait for each other.
+            # A statement that waits for the lock would keep its snapshot. If the holder creates an index concurrently,
+            # the holder waits for that snapshot to end, and the two would wait for each other.
             while not _is_taken(cursor, key):
                 if not has_told and verbosity:
                     cursor.execute(_HOLDER, [key])
