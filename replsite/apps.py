@@ -1,4 +1,4 @@
-"""Registers the site's own commands, checks and pages with Django; it has no models."""
+"""Registers the site's own commands, checks and pages with Django. The app has no models."""
 
 from django.apps import AppConfig, apps
 from django.conf import settings

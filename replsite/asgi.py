@@ -1,8 +1,9 @@
 """Defines the ASGI application, with three protocols side by side.
 
-``http`` and ``websocket`` are for people and their tools (admin, live page, metrics, health). ``tcp`` is the replication
-port (``docs/reference/tcp-scope.md``). A server that offers only some of them, such as plain daphne, uses only those. A
-process that imports this module is a server, so from then on it serves its own metrics.
+``http`` and ``websocket`` are for people and their tools (admin, live page, metrics, health). ``tcp`` is the
+replication port (``docs/reference/tcp-scope.md``). A server without ``tcp``, such as plain daphne, uses the other two.
+Only servers import this module, so the import also opens the port for the process's own metrics, if the settings name
+any.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from django.core.asgi import get_asgi_application
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "replsite.settings")
-_http = get_asgi_application()  # sets Django up: what follows needs the apps
+_http = get_asgi_application()  # sets Django up: the following imports need the apps
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402

@@ -2,7 +2,7 @@
 
     replsite.E001   a database that is not PostgreSQL
     replsite.E002   a setting of the site that cannot be used
-    replsite.W001   pages need HTTPS, and nothing can tell that a request came by HTTPS
+    replsite.W001   pages need HTTPS, and no proxy is configured that says which requests came by HTTPS
 
 The checks open no connection.
 """
@@ -42,7 +42,10 @@ def check_databases(**_: Any) -> list[CheckMessage]:
 
 
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Returns errors in settings that only the site itself reads. Each other package checks its own."""
+    """Returns an error for each unusable setting that only the site reads.
+
+    Every other package checks its own settings.
+    """
     return [
         Error(text, hint="See docs/reference/settings.md for its default.", id="replsite.E002") for text in _wrong()
     ]
@@ -51,8 +54,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 def check_https(**_: Any) -> list[CheckMessage]:
     """Returns a warning if every request would be redirected to HTTPS in an endless loop.
 
-    The site's own servers speak plain HTTP. So with HTTPS only, a proxy must be configured that says which requests came
-    by HTTPS.
+    The site's own servers speak plain HTTP. So if ``REPLSITE_HTTPS_ONLY`` is set, a proxy must be configured that says
+    which requests came by HTTPS.
     """
     is_told = getattr(settings, "REPLSITE_PROXY_NETWORKS", ()) or settings.SECURE_PROXY_SSL_HEADER
     if is_told or not settings.SECURE_SSL_REDIRECT:
@@ -82,7 +85,7 @@ def _wrong() -> Iterator[str]:
     yield from _wrong_writers(getattr(settings, "REPLSITE_EXPECTED_WRITERS", {}))
     yield from _wrong_periods(getattr(settings, "REPLSITE_JOB_PERIODS", {}))
     seconds = getattr(settings, "REPLSITE_HEALTH_SECONDS", 5.0)
-    if not seconds > 0:  # not a number, too
+    if not seconds > 0:  # true for NaN, too
         yield f"REPLSITE_HEALTH_SECONDS is {seconds}: no probe could be answered. Write seconds above 0."
     reserve = getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0)
     if reserve < 0:

@@ -1,9 +1,10 @@
-"""Answers health probes: can this process serve, and is everything well? An answer names the part that is not, and a remedy.
+"""Answers health probes: whether this process can serve, and whether the whole site is well.
 
-``ready`` checks the parts that serving needs. ``summary`` adds the streams' own state, from the same snapshot as the
-page. A problem there needs an operator; sending traffic elsewhere does not help. Both hang as long as the database does.
-Callers that must answer in time use ``replsite.http.deadline``. The sentences name hosts, processes and clients, so they
-are for operators. ``health_views`` hides them from others.
+If not, the answer names the part at fault and a remedy. ``ready`` checks the parts that serving needs. ``summary`` adds
+the state of the streams, writers and readers, from the same snapshot as the live page. A problem of these needs an
+operator; sending requests to another server does not help. Both functions hang as long as the database does. Callers
+that must answer in time use ``replsite.http.deadline``. The sentences name hosts, processes and clients, so they are
+for operators. ``health_views`` hides these names from other clients.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ BROADCASTER_SILENT_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part that must work: its state, and a sentence that says what to do if it does not."""
+    """A part of the site that must work: its state, and a sentence that says what to do if the part does not work."""
 
     name: str
     well: bool
@@ -57,7 +58,7 @@ class Report:
     parts: tuple[Part, ...] = field(default=())
 
     def as_json(self) -> dict[str, Any]:
-        """Returns plain JSON values."""
+        """Returns the report as plain JSON values."""
         return asdict(self)
 
 
@@ -105,7 +106,10 @@ def _migrations() -> Part:
 
 
 def _disk(share: float = 1.0) -> Part:
-    """Checks the disk of the data directory. The embedded database, archives and imports are there."""
+    """Checks the free space of the data directory's disk, which holds the embedded database, archives and imports.
+
+    ``share`` is the part of ``REPLSITE_DISK_RESERVE_BYTES`` that must be free.
+    """
     folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
     wanted = int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0) * share)
     while not folder.exists():
@@ -138,7 +142,10 @@ def _broadcaster() -> list[Part]:
 
 
 def _redis() -> list[Part]:
-    """Checks that our lines are published on Redis. Returns an empty list if this process was not told to."""
+    """Checks that replication commands are published on Redis, by this server or by another one.
+
+    Returns an empty list if this process does not serve Redis.
+    """
     trouble = redis_trouble()
     if trouble is None:
         return []
@@ -148,7 +155,7 @@ def _redis() -> list[Part]:
 
 
 def not_answering(seconds: float) -> Report:
-    """Returns the report for parts that did not answer in time."""
+    """Returns the report for a database that has not answered for ``seconds``."""
     sentence = (
         f"It has not answered for {seconds:.0f} s. Is its host there, is it overloaded, does a session hold a lock on its "
         "tables?"

@@ -1,8 +1,8 @@
-"""Serves ``/health``, ``/health/live`` and ``/health/ready``, for load balancers, service managers and people with a browser.
+"""Serves ``/health``, ``/health/live`` and ``/health/ready``, for load balancers, service managers and browsers.
 
-Live checks nothing. The others answer within ``REPLSITE_HEALTH_SECONDS``, whatever the database does. Every client may ask.
-All learn which part is not well and where to read more. Names of hosts, processes and clients, and the database's own
-messages, are shown only to logged-in staff and by ``manage.py health``.
+``/health/live`` checks nothing. The others answer within ``REPLSITE_HEALTH_SECONDS``, whatever the database does. Every
+client may ask, and learns which part is not well and where to read more. Names of hosts, processes and clients, and the
+database's own messages, are shown only to logged-in staff and by ``manage.py health``.
 """
 
 from __future__ import annotations
@@ -74,7 +74,10 @@ class _Probe:
 
 
 def _is_staff(request: HttpRequest, report: Report) -> bool:
-    """Returns true if the client is logged in as staff. A client without a cookie costs no query."""
+    """Returns true if the client is logged in as staff. Sends no query for a client without a session cookie.
+
+    While the sessions cannot be read, no client counts as logged in.
+    """
     # Sessions are in the database. Without it no client is known.
     can_be_asked = all(part.well for part in report.parts if part.name in ("database", "migrations"))
     if not can_be_asked or settings.SESSION_COOKIE_NAME not in request.COOKIES:
@@ -97,7 +100,7 @@ _SUMMARY = _Probe(health.summary, "replsite-health")
 
 @require_safe
 def live_view(request: HttpRequest) -> JsonResponse:
-    """Serves ``/health/live``: 200 while the process runs its loop."""
+    """Serves ``/health/live``: 200 while the process handles requests."""
     return _answer(Report(True, "This process is up."))
 
 
@@ -109,5 +112,5 @@ def ready_view(request: HttpRequest) -> JsonResponse:
 
 @require_safe
 def health_view(request: HttpRequest) -> JsonResponse:
-    """Serves ``/health``: 503 while anything needs an operator."""
+    """Serves ``/health``: 503 while a part of the site is not well or a status is wrong."""
     return _SUMMARY.answer(request)

@@ -65,7 +65,7 @@ def _days_or_never(text: str) -> float | None:
 
 
 def _ports(text: str) -> range:
-    """Parses a port, or the first and the last of several. Empty text gives no ports."""
+    """Parses one port, or a range such as ``9101-9120``. Empty text gives no ports."""
     first, is_range, last = text.partition("-")
     try:
         ports = range(int(first), int(last if is_range else first) + 1) if text else range(0)
@@ -77,7 +77,7 @@ def _ports(text: str) -> range:
 
 
 def _database() -> dict[str, Any]:
-    """Returns the entry for the server in ``DATABASE_URL``, or for the embedded one."""
+    """Returns the entry of ``DATABASES``: for the server in ``DATABASE_URL``, or else for the embedded one."""
     url = env.str("DATABASE_URL", "")
     if not url:
         return {"ENGINE": "replsite.postgres.backend", "NAME": "replsite"}
@@ -89,7 +89,7 @@ def _database() -> dict[str, Any]:
         ) from error
     if found["ENGINE"] == "django.db.backends.postgresql":
         found["ENGINE"] = "django_prometheus.db.backends.postgresql"  # the same backend, and it counts queries
-        # A lost host is noticed within seconds. Options in DATABASE_URL win over these.
+        # With these options a lost host is noticed within seconds. Options in DATABASE_URL win over them.
         keepalives = {
             "connect_timeout": 10,
             "tcp_user_timeout": 11_000,
@@ -107,7 +107,7 @@ def _database() -> dict[str, Any]:
 def _behind_pooler(direct: str) -> dict[str, Any]:
     """Returns the extra entries for a database whose URL names a pooler in transaction mode.
 
-    ``direct`` is the address of the server behind it.
+    ``direct`` is the HOST:PORT of the PostgreSQL server behind the pooler.
     """
     host, _, port = direct.rpartition(":")
     if not (host and port.isdecimal() and 0 < int(port) < 2**16):
@@ -202,7 +202,7 @@ SESSION_COOKIE_SAMESITE = "Lax"
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = env.bool("REPLSITE_HTTPS_ONLY", False)
 SECURE_REDIRECT_EXEMPT = [r"^metrics$", r"^health", r"^_synapse/"]  # requested by machines nearby, in plain HTTP
 SECURE_HSTS_SECONDS = 365 * 86_400 if SESSION_COOKIE_SECURE else 0
-# HSTS for subdomains and preload: the choice of the domain's owner.
+# These warn that HSTS does not include subdomains and preload. The domain's owner decides on both.
 SILENCED_SYSTEM_CHECKS = ["security.W005", "security.W021"]
 UNFOLD = {
     "SITE_TITLE": "replsite",
@@ -229,7 +229,7 @@ REPLSITE_SERVER_NAME = env.str("REPLSITE_SERVER_NAME", "localhost")
 REPLSITE_WRITERS = env.json("REPLSITE_WRITERS", {})
 REPLSITE_READERS: list[str] = env.list("REPLSITE_READERS", [])
 REPLSITE_SEND_FEDERATION = env.bool("REPLSITE_SEND_FEDERATION", True)
-REPLSITE_FAILOVER_KEEPS_EPOCH = env.bool("REPLSITE_FAILOVER_KEEPS_EPOCH", False)  # true: standbys are synchronous
+REPLSITE_FAILOVER_KEEPS_EPOCH = env.bool("REPLSITE_FAILOVER_KEEPS_EPOCH", False)  # true if the standbys are synchronous
 REPLSITE_RETIRED_SHOWN_SECONDS = env.float("REPLSITE_RETIRED_SHOWN_SECONDS", 3600.0)
 REPLSITE_PING_INTERVAL_SECONDS = env.float("REPLSITE_PING_INTERVAL_SECONDS", 5.0)
 REPLSITE_PING_TIMEOUT_SECONDS = env.float("REPLSITE_PING_TIMEOUT_SECONDS", 15.0)

@@ -1,8 +1,9 @@
 """Serves the actions of operators in the admin: disconnect or forget a reader, retire a writer, end its open transactions.
 
-Each action is a page that says what would happen. It is carried out by POST only, for staff with the permission, and
-leaves a line in the admin's log. The work is that of ``manage.py streams retire``, ``abort`` and ``forget``
-(``streams.writing.terminate``, ``streams.follow``). Nothing here waits for a process.
+Each action has a page that says what would happen. A POST carries the action out, for staff with the permission, and
+records it in the admin's log. To disconnect a reader, the action marks the reader's row, and the server of the reader
+ends the connection. The other actions call the same functions as ``manage.py streams retire``, ``abort`` and ``forget``
+(``streams.writing.terminate``, ``streams.follow``). No view waits until another process has reacted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ __all__ = ["action_urls"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A planned action: its effects in words, and the function that carries it out and returns the result in words."""
+    """A planned action: its effects in sentences, and the function that carries it out.
+
+    The function returns the result as a sentence.
+    """
 
     title: str
     button: str
@@ -44,7 +48,7 @@ class Plan:
     carry_out: Callable[[], str] | None
     """None if there is nothing to do."""
     about: Any
-    """The row that the entry in the admin's log names."""
+    """The database row to which the entry in the admin's log refers."""
 
 
 def _disconnect(name: str, by: str) -> Plan:
@@ -155,7 +159,7 @@ def _cursor() -> Iterator[Any]:
 def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None:
     """Carries the action out, shows the result, and writes it to the admin's log.
 
-    A failure is logged, too, because a part of the action may be done.
+    A failure is logged, too, because a part of the action may have been carried out.
     """
     try:
         done, say = carry_out(), messages.success
@@ -169,8 +173,8 @@ def _act(request: HttpRequest, plan: Plan, carry_out: Callable[[], str]) -> None
 def _view(plan_of: Callable[[str, str], Plan], permission: str) -> Callable[..., HttpResponse]:
     """Returns the view of one action on the reader or writer that the query parameter ``name`` names.
 
-    Without the permission the answer is 403, and without a name or with an unknown one 404. While the database is away, the
-    status is 503.
+    The view answers 403 without the permission, 404 if the name is missing or unknown, and 503 while the database is
+    away.
     """
 
     def view(request: HttpRequest) -> HttpResponse:

@@ -1,7 +1,7 @@
 """Defines the parts of the live page's tables: columns, cells, rows, groups, and how figures are written in a cell (pure).
 
-A cell is text, or a moment whose age is computed where it is shown. So a row changes only when something happened, not
-because a second passed. Nothing here is HTML: names that readers choose stay text throughout.
+A cell is text, or a moment whose age is computed where the cell is shown. So a row changes when something happens, and
+not merely because time passes. Nothing here is HTML: names that readers choose stay plain text until they are rendered.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ class Column:
 class Cell(TypedDict):
     """A cell: ``text``, smaller ``sub`` text below it, and optional parts. Moments are in ISO 8601.
 
-    ``at`` is a moment whose age replaces the text. ``since`` is a moment whose age follows the smaller text. ``series`` are
-    the figures of the last five minutes, drawn beside the text. ``share`` is the part that is done, from 0 to 1.
+    ``at`` is a moment whose age replaces the text. ``since`` is a moment whose age follows the smaller text. ``series``
+    are the figures of the last five minutes, drawn beside the text. ``share`` is a number from 0 to 1, drawn as a bar:
+    the progress of a job, or the part that a table takes of the listed tables' size.
     """
 
     text: str
@@ -67,8 +68,8 @@ class Cell(TypedDict):
 class Row(TypedDict):
     """A row of a table: its key within the group, its severity and its cells. The second cell is the status word.
 
-    ``id`` names the row's object in the admin's addresses. ``command`` is the part of the last cell that can be copied
-    and run.
+    ``id`` is the key of the row's object in the admin's URLs. ``command`` is the part of the last cell's text that can
+    be copied and run.
     """
 
     key: str
@@ -95,7 +96,11 @@ class Tile(TypedDict):
 
 
 class Page(TypedDict):
-    """The whole page of one snapshot. Storage is read less often, at ``storage_at``. Only some viewers may see ``rooms``."""
+    """The live page of one snapshot.
+
+    The figures of storage are read less often than the others; ``storage_at`` is their time. Viewers need a permission
+    to see ``rooms``.
+    """
 
     as_of: str
     storage_at: str
@@ -112,7 +117,8 @@ class Page(TypedDict):
 def row_of(key: str, status: Verdict, cells: Iterable[Cell], admin_id: str = "") -> Row:
     """Returns a row: the first cell, the status word, the other cells, and the sentence of the status.
 
-    The row has a command only if the sentence contains it. ``admin_id`` names the row's object in the admin's addresses.
+    The row has the status's command only if the sentence contains the command. ``admin_id`` is the key of the row's
+    object in the admin's URLs.
     """
     name, *rest = cells
     row: Row = {
@@ -134,7 +140,7 @@ def head_row(status: Verdict, sentence: str, cells: Iterable[Cell], admin_id: st
 
 
 def text_cell(text: str, sub: str = "", since: datetime | None = None) -> Cell:
-    """Returns a cell of text, with smaller text below it, if there is any."""
+    """Returns a cell of text. ``sub`` is the smaller text below it, if there is any."""
     cell: Cell = {"text": text}
     if sub:
         cell["sub"] = sub
@@ -144,7 +150,7 @@ def text_cell(text: str, sub: str = "", since: datetime | None = None) -> Cell:
 
 
 def moment_cell(at: datetime | None, sub: str = "") -> Cell:
-    """Returns a cell that shows the age of ``at``, or a dash if there is none."""
+    """Returns a cell that shows the age of ``at``, or a dash if ``at`` is None."""
     cell = text_cell(NOTHING, sub)
     if at is not None:
         cell["at"] = at.isoformat()
@@ -157,7 +163,10 @@ def number_cell(number: int | None, sub: str = "", since: datetime | None = None
 
 
 def lag_cell(facts: int, seconds: float, exact: bool) -> Cell:
-    """Returns a cell with the lag in facts, and the lag in ``seconds`` below it. An inexact number reads "about"."""
+    """Returns a cell with the lag in facts, and below it the lag in time.
+
+    If the number is not exact, "about" precedes it.
+    """
     if not facts:
         return text_cell("0 facts")
     return text_cell(f"{'' if exact else 'about '}{counted(facts, 'fact')}", duration(seconds))
@@ -169,12 +178,15 @@ def per_second(speed: float) -> str:
 
 
 def rounded(series: Series | Sequence[float | None]) -> list[float | None]:
-    """Returns the figures with no more digits than a small picture shows. So they change only if the picture does."""
+    """Rounds figures for a small chart: whole numbers from 1,000 on, else one decimal.
+
+    The chart could not show more digits. So the figures change only if the chart does.
+    """
     return [None if value is None else round(value) if value >= _ROUNDED_FROM else round(value, 1) for value in series]
 
 
 def summed(found: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Returns the sum of several series, step by step. A step is None only where all series have None."""
+    """Returns the sum of several series, step by step. A step of the sum is None only if it is None in all series."""
     sums: list[float | None] = []
     for step in zip_longest(*found):
         known = [value for value in step if value is not None]
@@ -183,5 +195,5 @@ def summed(found: Sequence[Sequence[float | None]]) -> list[float | None]:
 
 
 def quoted_key(key: str) -> str:
-    """Returns a key quoted as the admin of Django quotes it in addresses."""
+    """Quotes a key as Django's admin quotes keys in URLs."""
     return "".join(f"_{ord(letter):02X}" if letter in _QUOTED else letter for letter in key)

@@ -1,11 +1,13 @@
 """Serves the WebSocket of the live page: for staff only, one message per request.
 
-The browser sends ``{"have": n}``, the number of the page that it shows (0: none). The answer has the changes to the next
-page, as soon as there is one: JSON, compressed, in one binary message. A hidden tab does not ask. Nothing is sent without
-a request, so a client that never reads fills no buffer. A client that asks too often, or sends anything else, is closed.
+The browser sends ``{"have": n}``, the number of the page that it shows (0: none). As soon as there is a newer page, the
+server answers with the changes to it: compressed JSON in one binary message. A hidden tab does not ask. Nothing is sent
+without a request, so a client that never reads fills no buffer. A client that asks too often, or sends anything else,
+is disconnected.
 
-The reasons and codes of closing are in ``replsite.metrics.live_page.Closing``, and each is counted. The server closes a
-client that asks and never reads (``streams.replication.transport.http_limits``).
+``replsite.metrics.live_page.Closing`` lists the reasons for closing with their codes. Every close is counted by its
+reason. The HTTP server closes the connection of a client that asks and never reads
+(``streams.replication.transport.http_limits``).
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ __all__ = ["LiveConsumer"]
 log = get_logger(__name__)
 LONGEST_MESSAGE = 200
 MOST_MESSAGES_PER_SECOND = 10
-#: Interval after which rights are read again. A viewer that logged out or is no staff any more is closed by then, and
-#: changed permissions take effect.
+#: Interval at which a viewer's rights are read again. Then a viewer that logged out or is no longer staff is
+#: disconnected, and changed permissions take effect.
 RECHECK_SECONDS = 30.0
 
 
 class LiveConsumer(AsyncWebsocketConsumer):
-    """The connection of one viewer."""
+    """The WebSocket connection of one viewer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +64,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
         await self.accept()
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None, **kwargs: Any) -> None:
-        """Begins to answer a request. Anything else, or too many messages, closes the connection."""
+        """Starts the answer to a request.
+
+        Closes the connection after any other message, or after too many in a second.
+        """
         if self._is_ended:
             return
         if not self._within_rate():
@@ -86,7 +91,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _give_answer(self, have: int) -> None:
         """Sends the answer. An error closes the connection, so that the browser connects and asks again.
 
-        Often the error only reports that the connection has ended.
+        Often the error only means that the connection has ended already.
         """
         try:
             await self._send_next(have)
@@ -96,7 +101,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
                 await self._end(Closing.FAILED)
 
     async def _end(self, why: Closing) -> None:
-        """Closes the connection and counts that once: a client that floods may send much more before the close reaches it."""
+        """Closes the connection and counts the close. Further calls do nothing.
+
+        A client that floods may send many more messages before the close reaches it.
+        """
         if not self._is_ended:
             self._is_ended = True
             closed[why.label] += 1
@@ -116,7 +124,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
     async def _check(self) -> Closing | None:
         """Returns the reason to refuse the viewer from now on, or None.
 
-        Reads its rights at the first request, then at intervals.
+        Reads the viewer's rights at the first request, then at intervals.
         """
         if time.monotonic() < self._check_due:
             return None
@@ -124,7 +132,7 @@ class LiveConsumer(AsyncWebsocketConsumer):
             user = await self._user()
             refused = _refusal(user)
             rights = self._rights if refused else await database_sync_to_async(rights_of)(user)
-        except DatabaseError:  # unknown while the database is away: the answer says so, the next request checks again
+        except DatabaseError:  # the rights are unknown while the database is away; the next request checks again
             return None
         self._check_due = time.monotonic() + RECHECK_SECONDS
         if rights != self._rights:

@@ -1,9 +1,9 @@
-"""Renders the live page as fragments of HTML, once per tick for all viewers with the same rights.
+"""Renders the live page as fragments of HTML, once per page for all viewers with the same rights.
 
 A table is ``[(group key, [(row key, row), …]), …]``. A row is a list of its opening tag and its cells. The first
 rendering and the messages over the WebSocket are made of the same rows, so they cannot disagree. A fragment holds
-moments, not ages, so it changes when something happened, not because a second passed. Without JavaScript the ages of the
-first rendering stay.
+moments, and the browser computes their ages. So a fragment changes when something happens, and not merely because time
+passes. Without JavaScript, the page keeps showing the ages of the first rendering.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replsite.humanize import duration
 __all__ = ["SEE_ROOMS", "Fragments", "changes", "render", "rights_of"]
 
 Table = list[tuple[str, list[tuple[str, list[str]]]]]
-"""Groups with their keys, in order; in each the rows with their keys, in order."""
+"""Groups in order, each with its key and its rows. The rows are in order, each with its key."""
 
 #: Status words that need no sentence beside them, if the severity is fine.
 _WORDS_THAT_SAY_ALL = ("writing", "idle", "current", "retired")
@@ -52,7 +52,7 @@ def rights_of(user: Any) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """A page as HTML for viewers with the same rights, with the moments of its figures."""
+    """A page as HTML for viewers with the same rights, with the times at which its figures were read."""
 
     as_of: str
     storage_at: str
@@ -64,11 +64,12 @@ class Fragments:
 def render(page: Page, rights: frozenset[str], now: datetime | None = None) -> Fragments:
     """Returns what viewers with these rights may see of the page, as HTML.
 
-    With ``now``, the ages at that moment are written into it, for a page without JavaScript.
+    If ``now`` is given, the HTML also contains the ages at that moment, for browsers without JavaScript.
     """
     shown = {name: page[name] for name in TABLES}  # type: ignore[literal-required]
     if SEE_ROOMS not in rights:
-        shown["rooms"] = []  # emptied, not left out: a viewer that loses the permission loses the rooms on an open page
+        # Emptied, not left out. So the rooms vanish from an open page when the viewer loses the permission.
+        shown["rooms"] = []
     links = {
         name: reverse(f"admin:{app}_{model}_change", args=["~"])
         for name, (app, model) in _OBJECTS.items()
@@ -84,11 +85,12 @@ def render(page: Page, rights: frozenset[str], now: datetime | None = None) -> F
 
 
 def changes(old: Fragments | None, new: Fragments) -> dict[str, Any]:
-    """Returns what turns page ``old`` into ``new``; without ``old``, the whole page.
+    """Returns the changes that turn page ``old`` into ``new``, or the whole page if ``old`` is None.
 
-    It has ``as_of``, and of ``storage_at``, ``state``, ``summary`` and the tables those that differ, by name. A table has
-    all of its groups in their order, with null for an unchanged one. A group has all of its rows, with null for an
-    unchanged one. A row is HTML, or its changed cells by their number from 0.
+    The result always has ``as_of``. It has ``storage_at``, ``state``, ``summary`` and each table, under its name, only
+    if they differ. A table lists all of its groups in order; an unchanged group is null. A changed group lists all of
+    its rows; an unchanged row is null. A changed row is its whole HTML, or ``{number: cell}`` with the changed cells,
+    numbered from 0.
     """
     if old is None:
         old = Fragments("", "", "", "", {})
@@ -169,7 +171,7 @@ def _row(
 
 
 def _inside(cell: Cell, now: datetime | None, link: str = "") -> str:
-    """Returns a cell as HTML: text, smaller text, the picture of the last minutes, and the part that is done."""
+    """Renders a cell as HTML: text, smaller text, the chart of the last minutes, and the bar of its share."""
     text, about = escape(cell["text"]), ""
     if "at" in cell:
         text, about = f"{_age(cell['at'], now)} ago" if now else "", f' data-at="{cell["at"]}"'
@@ -195,7 +197,7 @@ def _age(moment: str, now: datetime) -> str:
 
 
 def _picture(series: Sequence[float | None]) -> str:
-    """Returns a line of five minutes as SVG. Screen readers skip it, because the figure beside it says the same."""
+    """Draws a line of five minutes as SVG. Screen readers skip it, because the figure beside it says the same."""
     highest = max(1e-9, *(value or 0.0 for value in series))
     points = [
         (2 * step + 1, value is not None, round((1 - (value or 0.0) / highest) * (_PICTURE_HEIGHT - 6)) + 3)

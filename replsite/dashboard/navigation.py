@@ -33,5 +33,5 @@ def favicon(request: HttpRequest) -> str:
 
 
 def noscript_style(request: HttpRequest) -> str:
-    """Returns the address of the style that shows pages where scripts do not run."""
+    """Returns the address of the style sheet for browsers that run no scripts."""
     return static("dashboard/noscript.css")

@@ -1,8 +1,8 @@
 """Builds the live page as data: tables of groups of rows of cells, with all their texts (pure).
 
 The page in the browser (``fragments``) and ``manage.py streams`` are both made from this data, so they cannot disagree.
-A cell is text, or a moment whose age is computed where it is shown. So a row changes only when something happened, not
-because a second passed. Nothing here is HTML: names that readers choose are escaped where they are shown.
+A cell is text, or a moment whose age is computed where the cell is shown. So a row changes when something happens, and
+not merely because time passes. Nothing here is HTML: names that readers choose are escaped where they are shown.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ __all__ = [
     "live_page_data",
 ]
 
-#: Limits of the readers that are listed: those that need a look (the worst), those that are fine, and those that ended.
-#: They keep the page below a megabyte when a thousand readers are stuck at once. ``streams --json`` has all readers.
+#: Numbers of readers that are listed at most: those with a problem (the worst first), those without, and closed ones.
+#: The limits keep the page below a megabyte if a thousand readers are stuck at once. ``streams --json`` has them all.
 BAD_READERS_SHOWN = 100
 FINE_READERS_SHOWN = 100
 CLOSED_READERS_SHOWN = 10
@@ -133,7 +133,7 @@ def live_page_data(snapshot: Snapshot) -> Page:
 def _health(health: Health) -> dict[str, object]:
     """Returns the health of the site: the worst problem as a sentence, a few others, and the number of the rest.
 
-    ``said`` is the text for screen readers. It has no figures that change by themselves.
+    ``said`` is the text for screen readers. It leaves out ages and lags, which change all the time.
     """
     others = health.problems[1:]
     problems = [
@@ -166,7 +166,7 @@ def _stream_group(stream: StreamView) -> Group:
         number_cell(sum(writer.pending_facts for writer in stream.writers)),
         moment_cell(stream.last_fact_at),
     ]
-    # The sentence names the writer from which the stream has its status, if it is one of these.
+    # The stream may have its status from one of its writers. Then the sentence names that writer.
     culprits: tuple[WriterView | ExpectedView, ...] = (*stream.writers, *stream.expected)
     culprit = next((writer for writer in culprits if writer.status == stream.status), None)
     sentence = f"{culprit.writer} is {culprit.status.word}." if culprit else stream.status.sentence
@@ -178,7 +178,7 @@ def _stream_group(stream: StreamView) -> Group:
 
 
 def _expected_row(one: ExpectedView) -> Row:
-    """Returns the row of an expected writer that is missing or writes too little."""
+    """Returns the row of an expected writer that is missing or writes too few facts."""
     living = f"{count(one.living)} alive" if one.living else "expected"
     written = text_cell(NOTHING) if one.facts_last_hour is None else text_cell(count(one.facts_last_hour), "last hour")
     return row_of(
@@ -189,7 +189,10 @@ def _expected_row(one: ExpectedView) -> Row:
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
-    """Returns the lag of the writer that is furthest behind. A linear reader waits for that writer."""
+    """Returns a cell with the facts above the position of the writer that is furthest behind.
+
+    Linear readers cannot read these facts before that writer's position reaches them.
+    """
     worst = max(active, key=lambda writer: writer.behind_facts, default=None)
     return (
         text_cell(NOTHING) if worst is None else lag_cell(worst.behind_facts, worst.behind_seconds, worst.behind_exact)
@@ -197,7 +200,7 @@ def _waited_for(active: Sequence[WriterView]) -> Cell:
 
 
 def _written(stream: StreamView, active: Sequence[WriterView]) -> Cell:
-    """Returns the facts per second of all active writers now, with the series of the last minutes."""
+    """Returns a cell with the facts per second of all active writers now, and the chart of the last minutes."""
     return _speed(sum(writer.facts_per_second or 0.0 for writer in active), stream.recent)
 
 
@@ -222,7 +225,10 @@ def _writer_row(writer: WriterView, *, is_one_of_several: bool) -> Row:
 
 
 def _process(writer: WriterView) -> Cell:
-    """Returns the writer's name. Below it are host, process, version, and the time since a running process started."""
+    """Returns a cell with the writer's name.
+
+    The smaller text is host, process, version, and for a running process the time since its start.
+    """
     process = f"process {writer.process_id}" if writer.process_id else ""
     where = ", ".join(part for part in (writer.host, process) if part)
     version = "" if writer.version == UNRELEASED else writer.version
@@ -231,9 +237,10 @@ def _process(writer: WriterView) -> Cell:
 
 
 def _pending(writer: WriterView) -> Cell:
-    """Returns the number of pending facts, with details of the oldest one.
+    """Returns a cell with the number of pending facts, and details of the oldest one.
 
-    These are its transaction, the start of the last query in that session, and the time since which the fact is pending.
+    The details are its transaction, the start of the last query in the session of that transaction, and the time since
+    which the fact is pending.
     """
     query = writer.oldest_pending_query_at
     about = [
@@ -244,9 +251,9 @@ def _pending(writer: WriterView) -> Cell:
 
 
 def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
-    """Returns the readers that need a look, those that are fine and those that ended, up to a limit for each of these kinds.
+    """Returns the readers with a problem, those without, and the closed ones, up to a limit for each of these kinds.
 
-    For each kind with more readers, a further row has the number of those left out.
+    If readers of a kind are left out, a further row gives their number.
     """
     closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
     bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
@@ -269,7 +276,10 @@ _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that
 
 
 def _more_readers(name: str, left_out: Sequence[ReaderView]) -> Group:
-    """Returns the row that stands for the readers left out. Its key begins with a newline, so it is no reader's."""
+    """Returns the group that stands for readers that were left out.
+
+    The group's key begins with a newline, as no reader's key does.
+    """
     cells = [text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}"), *_blank(len(READERS) - 3)]
     severity = left_out[0].status.severity if name == "bad" else Severity.FINE
     status = Verdict(
@@ -283,7 +293,7 @@ def _blank(number: int, text: str = "") -> list[Cell]:
 
 
 def _reader_group(reader: ReaderView) -> Group:
-    if reader.closed_at is not None:  # its streams are history: there is nothing to do, but the reason is shown
+    if reader.closed_at is not None:  # its streams do not matter any more; the row shows why it closed
         cells = [_who(reader), *_blank(3, NOTHING), _sent(reader), text_cell(NOTHING), moment_cell(reader.connected_at)]
         return {"key": reader.key, "head": row_of("", reader.status, cells, quoted_key(reader.key)), "rows": []}
     if reader.status.word == ReaderWord.NEVER_SEEN:
@@ -313,7 +323,7 @@ def _who(reader: ReaderView) -> Cell:
 
 
 def _position(view: ReaderStreamView, kind: str) -> Cell:
-    """Returns the position, marked as sent for a connection and as handled for other readers."""
+    """Returns a cell with the position. Below it stands "sent" for a connection, and "handled" for any other reader."""
     lowest = "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else ""
     said = "sent" if kind == "connection" else "handled"
     return text_cell(count(view.position), " · ".join(part for part in (said, lowest) if part))
@@ -328,7 +338,10 @@ def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
 
 
 def _trend(streams: Sequence[ReaderStreamView]) -> Cell:
-    """Returns how the lag grows or falls per second, and when it ends at that rate, with the series of five minutes."""
+    """Returns a cell with the change of the lag per second, the time until there is no lag at that rate, and a chart.
+
+    The chart covers the last five minutes.
+    """
     lagging = [view for view in streams if view.lag_facts]
     changes = [view.lag_change_per_second for view in lagging if view.lag_change_per_second is not None]
     ends = [view.seconds_to_current for view in lagging]
@@ -348,7 +361,10 @@ def _movement(change: float) -> str:
 
 
 def _sent(reader: ReaderView) -> Cell:
-    """Returns the bytes per second out and in, with the total sent. While the rates are unknown, returns the totals."""
+    """Returns a cell with the bytes per second out and in, and the total sent.
+
+    While the rates are unknown, the cell has the totals instead.
+    """
     if not reader.bytes_out and not reader.bytes_in:
         return text_cell(NOTHING)
     if reader.bytes_out_per_second is None or reader.bytes_in_per_second is None:
@@ -358,7 +374,7 @@ def _sent(reader: ReaderView) -> Cell:
 
 
 def _unsent(reader: ReaderView) -> Cell:
-    """Returns the bytes in the server's buffer, and the time until its limit is reached at the present rate."""
+    """Returns a cell with the bytes in the server's buffer, and the time until it is full at the present rate."""
     left = reader.seconds_to_overflow
     return text_cell(
         byte_size(reader.buffer_bytes) if reader.buffer_bytes else NOTHING,

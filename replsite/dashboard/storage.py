@@ -44,7 +44,7 @@ _ORPHANS = "manage.py purge orphans"
 
 
 def storage_groups(storage: StorageView | None) -> list[Group]:
-    """Returns the database with its largest tables, then the state groups. The list is empty without figures of storage."""
+    """Returns the database with its largest tables, then the state groups. The list is empty if ``storage`` is None."""
     if storage is None:
         return []
     return [_database(storage), *_state(storage)]
@@ -89,7 +89,7 @@ def _table(table: TableView, now: datetime, share: float) -> Row:
 
 
 def _grown(table: TableView, now: datetime) -> Cell:
-    """Returns the growth in bytes, and the time that it took, rounded to minutes."""
+    """Returns a cell with the growth in bytes, and the time over which the table grew, rounded to minutes."""
     if table.grown_bytes is None or table.grown_since is None:
         return text_cell(NOTHING)
     sign = "-" if table.grown_bytes < 0 else "+"
@@ -98,7 +98,10 @@ def _grown(table: TableView, now: datetime) -> Cell:
 
 
 def room_groups(rooms: tuple[RoomSizeView, ...]) -> list[Group]:
-    """Returns a group without rows for each of the biggest rooms. Its key is the room ID."""
+    """Returns a group for each of the biggest rooms: a head row without further rows.
+
+    The group's key is the room ID.
+    """
     return [_group(room.room_id, row_of("", _NO_WORD, _room_cells(room), quoted_key(room.room_id))) for room in rooms]
 
 

@@ -16,7 +16,8 @@ __all__ = ["summary_tiles"]
 def summary_tiles(snapshot: Snapshot) -> list[Tile]:
     """Returns tiles for writers, their facts, pending facts, readers, the highest lag, and the size of the database.
 
-    Retired writers and closed readers do not count. Without figures of storage there is no tile for the database.
+    Retired writers and closed readers are left out. If the snapshot has no figures of storage, there is no tile for the
+    database.
     """
     writers = [writer for stream in snapshot.streams for writer in stream.writers if writer.state != RETIRED]
     readers = [reader for reader in snapshot.readers if reader.closed_at is None]
@@ -52,7 +53,7 @@ def _facts(snapshot: Snapshot, writers: list[WriterView]) -> Tile:
 
 
 def _pending(writers: list[WriterView]) -> Tile:
-    """Returns the number of pending facts, with the age of the oldest one."""
+    """Returns a tile with the number of pending facts, and the age of the oldest one."""
     held = [writer for writer in writers if writer.pending_facts]
     oldest = min((writer.oldest_pending_at for writer in held if writer.oldest_pending_at), default=None)
     cell = text_cell(count(sum(writer.pending_facts for writer in held)), "" if held else "nothing waits")
@@ -73,7 +74,7 @@ def _readers(readers: list[ReaderView]) -> Tile:
 
 
 def _lag(readers: list[ReaderView]) -> Tile:
-    """Returns the lag of the reader that is furthest behind in time."""
+    """Returns a tile with the lag of the reader that is furthest behind in time."""
     worst = max(readers, key=lambda reader: (reader.lag_seconds, reader.lag_facts), default=None)
     if worst is None or not worst.lag_facts:
         return _tile("Highest lag", text_cell("0 s", "everything is read"))

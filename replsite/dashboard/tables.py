@@ -13,20 +13,27 @@ __all__ = ["TABLES", "TableSpec"]
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """The columns of a table and the texts around it. The last column, the sentence, is shown beside the name or status word."""
+    """The columns of a table and the texts around it.
+
+    The last column holds the sentence of each row. The page shows the sentence in the cell of the status word, or in
+    the cell of the name if the table has no status words.
+    """
 
     title: str
     about: str
     nothing: str
     columns: tuple[Column, ...]
     has_words: bool = True
-    """Its rows have status words."""
+    """True: the rows have status words."""
     has_menu: bool = False
-    """Its rows have a menu."""
+    """True: the rows have a menu."""
 
     @property
     def headings(self) -> list[Column]:
-        """Returns the columns that have a heading: not the last one, and the status only if the rows have status words."""
+        """Returns the columns that have a heading.
+
+        The last column has none. The status column has one only if the rows have status words.
+        """
         return [column for column in self.columns[:-1] if column.title != "Status" or self.has_words]
 
 

@@ -3,13 +3,13 @@
 A viewer asks for the page after the one that it shows. Nothing is sent without a request, so a slow, hidden or silent
 browser costs nothing and no buffer grows. While no viewer asks, nothing is read.
 
-However many viewers there are, a tick reads the database once. The page is rendered once for all viewers with the same
-rights. The message to them is compressed once for each page that they may have. Only the last few pages are kept: a
-viewer that shows an older one gets the whole page.
+However many viewers there are, the database is read once per page. The page is rendered once for all viewers with the
+same rights. The changes from one earlier page to the newest are compressed once for all of these viewers. Only the last
+few pages are kept: a viewer that shows an older one gets the whole page.
 
-Assumes one event loop per feed. The database is read in a thread of the feed, and its connection is closed after the
-last viewer is gone. If the database does not answer in time, the viewers get an error. The feed goes on waiting for that
-answer, and starts no second read meanwhile.
+Assumes one event loop per feed. A thread of the feed reads the database. The thread's connection is closed after the
+last viewer is gone. If the database does not answer in time, the viewers get an error. The feed goes on waiting for
+that answer, and starts no second read meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["LiveFeed", "Tick", "feed_of_this_loop"]
 
 log = get_logger(__name__)
 TICK_SECONDS = 1.0
-#: If reading the database takes longer, the viewers get an error: it does not answer.
+#: If a read takes longer, the viewers get the error that the database does not answer.
 PATIENCE_SECONDS = 5.0
 #: Number of ticks whose pages are kept, to find what changed since a viewer's page.
 TICKS_KEPT = 5
@@ -46,7 +46,7 @@ TICKS_KEPT = 5
 
 @dataclass(eq=False, slots=True)
 class Tick:
-    """A page with its number. If there is no page, ``error`` is the reason."""
+    """A numbered page of the feed. If there is no page, ``error`` is the reason."""
 
     number: int
     page: Page | None
@@ -62,7 +62,7 @@ class Tick:
 
 
 class LiveFeed:
-    """A source of pages for viewers: one page per tick, as long as a viewer waits."""
+    """A source of pages for viewers. It makes one page per ``tick_seconds``, while at least one viewer waits."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class LiveFeed:
         self._no_snapshot = Condition(log, "live.no_snapshot", "live.snapshot_again")
 
     async def after(self, number: int) -> Tick:
-        """Waits until there is a tick with a higher number, and returns the newest.
+        """Waits until there is a tick with a higher number, and returns the newest tick.
 
-        A tick from before a pause, in which no viewer waited, is never returned.
+        The feed pauses while no viewer waits. A tick from before such a pause is never returned.
         """
         self._waiting += 1
         try:
@@ -99,13 +99,14 @@ class LiveFeed:
             self._waiting -= 1
 
     def message(self, have: int, tick: Tick, rights: frozenset[str]) -> bytes:
-        """Returns the compressed message that leads a viewer from page ``have`` to the page of ``tick``.
+        """Returns the compressed message with the changes from page ``have`` to the page of ``tick``.
 
-        If page ``have`` is not kept any more, the message has the whole page. Viewers with the same rights share messages.
+        If page ``have`` is not kept any more, the message has the whole page. If ``tick`` has no page, the message has
+        its error. Viewers with the same rights share messages.
         """
         old = next((one for one in self._kept if one.number == have and one is not tick), None)
         key = old.number if old is not None else 0, rights
-        if tick is not self._latest:  # the viewer is slow and a newer tick is out: messages of this one are not kept
+        if tick is not self._latest:  # the viewer is slow, and there is a newer tick: this message is not kept
             return _message(old, tick, rights)
         if key not in self._messages:
             self._messages[key] = _message(old, tick, rights)
@@ -123,11 +124,14 @@ class LiveFeed:
         finally:
             # Django keeps connections per thread: only the thread that opened this one can close it.
             thread.submit(connections.close_all)
-            # Not waited for on the loop: the process stops, and a read that the database does not answer is still going on.
+            # Does not wait: when the process stops, a read may still hang because the database does not answer.
             thread.shutdown(wait=False)
 
     async def _await_tick(self, reading: asyncio.Future[Tick]) -> Tick:
-        """Returns the tick that is being read. Publishes an error each time that the patience ends before the read does."""
+        """Waits for the tick that is being read, and returns it.
+
+        Publishes an error each time that another ``patience_seconds`` pass without a result.
+        """
         while True:
             # Unlike wait_for, wait does not cancel the read at the timeout: the next round waits for the same one.
             done, _ = await asyncio.wait([reading], timeout=self._patience_seconds)
@@ -146,7 +150,10 @@ class LiveFeed:
         self._next = asyncio.Event()
 
     def _read(self) -> Tick:
-        """Reads the page in the feed's thread, and renders it for all rights that the last page was rendered for."""
+        """Takes a snapshot, builds its page, and renders the page for all rights for which the last page was rendered.
+
+        Runs in the feed's thread. After a failure it returns a tick with the reason.
+        """
         try:
             close_old_connections()
             tick = Tick(0, live_page_data(self._get()))

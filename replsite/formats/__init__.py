@@ -1,1 +1,1 @@
-"""How the admin writes moments: as the live page does, to the second (Django's ``FORMAT_MODULE_PATH``)."""
+"""Formats of moments in the admin: to the second, as on the live page (Django's ``FORMAT_MODULE_PATH``)."""

@@ -29,7 +29,7 @@ __all__ = ["CHANGES_SHOWN", "READERS_SHOWN", "history_page"]
 
 READERS_SHOWN = 12
 CHANGES_SHOWN = 100
-#: A line breaks where so many steps are missing.
+#: The line of a plot breaks between points that are more than this number of steps apart.
 _GAP_STEPS = 2.5
 _SPAN = "hour"
 
@@ -70,7 +70,10 @@ def _asked(request: HttpRequest, stream: str) -> _Asked:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """The subject of the page: a stream, or one reader or writer on all streams. If both names are empty, it is storage."""
+    """The subject of the page: the stream ``stream``, or the reader or writer ``who`` on all streams.
+
+    If both names are empty, the subject is the storage of the database.
+    """
 
     stream: str
     who: str
@@ -82,7 +85,11 @@ class _Asked:
         return not self.stream and not self.who
 
     def samples(self) -> list[Sample]:
-        """Returns the samples of what the page shows: of a stream its own and those of its worst readers."""
+        """Returns the samples to plot.
+
+        For a stream, these are its own samples and those of its ``READERS_SHOWN`` worst readers. For a reader, they are
+        the samples of its ``READERS_SHOWN`` worst streams. For storage, they are those of all tables.
+        """
         found = Sample.objects.using(self.using).filter(step_seconds=self.span.step_seconds)
         if self.who:
             wanted = found.filter(reader=plain_label(self.who, {self.who})).exclude(stream="")
@@ -119,14 +126,17 @@ def _change(change: StatusChange) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The subject of a plot, with marks for its changes of status."""
+    """The name of a plot's subject, with marks for the changes of its status."""
 
     name: str
     marks: Sequence[Mark] = ()
 
 
 class _Drawing:
-    """The plots of one page. A change of status is marked in the plots of its writer or reader."""
+    """The plots of one page.
+
+    Changes of a reader's status are marked in the plots of that reader, changes of writers in the plots of the stream.
+    """
 
     def __init__(self, asked: _Asked, changes: Sequence[StatusChange], now: datetime) -> None:
         self.asked = asked
@@ -137,8 +147,8 @@ class _Drawing:
     def sections(self, samples: Sequence[Sample]) -> list[dict[str, Any]]:
         """Returns the sections of the page.
 
-        Of a stream: its own plots, then its readers, worst first. Of a reader: its streams. Of storage: its tables,
-        largest first.
+        For a stream: its own plots, then its readers, worst first. For a reader: its streams, worst first. For storage:
+        the database and its tables, largest first.
         """
         found: dict[tuple[str, str], list[Sample]] = {}
         for sample in samples:
@@ -207,7 +217,7 @@ class _Drawing:
 
 
 def _round_below(values: Sequence[float]) -> float:
-    """Returns a round number near the lowest value and not above it."""
+    """Returns a round number near the lowest value and not above it. Without values, returns 0."""
     if not values:
         return 0.0
     step = nice_ceiling(max(values) - min(values)) / 2

@@ -1,8 +1,8 @@
-"""Writes the history, in one process of the site, at fixed times, from the shared snapshot.
+"""Stores samples and changes of status at fixed times, in one process of the site, from the shared snapshot.
 
-Each serving process runs a sampler. A session lock lets one of them write. If that process ends, another one takes over.
-While the database is away nothing is written, so the charts have a gap. The rows of a step are limited
-(``replsite.history.samples``), and each step deletes rows that are too old.
+Each serving process runs a sampler, and a session advisory lock lets only one of them write. If that process ends,
+another one takes over. While the database is away nothing is written, so the charts have a gap. The rows of a step are
+limited (``replsite.history.samples``), and each step deletes rows that are too old.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ def write_step(
 ) -> list[Change]:
     """Writes the samples and status changes of one moment, in the caller's transaction. Returns the changes.
 
-    ``before`` and ``tenures`` hold the state after the previous step. They are updated in place.
+    ``before`` holds the (word, severity) of every subject at the previous step. ``tenures`` holds the process of every
+    writer then. Both are updated in place.
     """
     at, steps = snapshot.as_of, list(SPANS.values())
     rows = samples_of(snapshot)
@@ -126,9 +127,9 @@ def write_step(
 
 
 def _how_it_ended(cursor: Any, change: Change) -> Change:
-    """Explains why a writer retired: another process resolved it, with its evidence, or it left in order.
+    """Adds the reason to the change of a writer that retired: which process asked or retired it, and on what evidence.
 
-    Returns any other change as it is.
+    Returns any other change as it is, also that of a writer that left without being asked.
     """
     stream, writer, _ = change.subject
     if change.now.word != WriterWord.RETIRED:
@@ -158,7 +159,10 @@ def _store_changes(cursor: Any, at: datetime, changes: list[Change]) -> None:
 
 
 def last_statuses(cursor: Any) -> dict[Subject, tuple[str, int]]:
-    """Returns the last stored (word, severity) of every subject. With it a new process does not report a status twice."""
+    """Returns the last stored (word, severity) of every subject.
+
+    A process that begins to write continues from these, so that it does not report a status twice.
+    """
     cursor.execute(_LAST_WORDS)
     return {(stream, writer, reader): (word, severity) for stream, writer, reader, word, severity in cursor.fetchall()}
 
@@ -192,7 +196,7 @@ class Sampler:
         try:
             while not self._stopping.is_set():
                 self._step()
-                # Until the next multiple of the step by the clock, so that the steps of all processes fall together.
+                # Waits until the next multiple of the step by the clock, so that the steps of all processes coincide.
                 self._stopping.wait(self._step_seconds - time.time() % self._step_seconds)
         finally:
             self._close()
@@ -221,7 +225,11 @@ class Sampler:
             self._close()
 
     def _may_write(self) -> bool:
-        """Returns true if this process holds the lock. The lock lasts as long as its connection."""
+        """Takes the lock if it is free, and returns true if this process holds it.
+
+        The lock lasts as long as its connection. Raises ``DatabaseError`` if the lock is held by a session whose role
+        may not write positions.
+        """
         if self._connection is None:
             self._connection = driver.direct_connection(self._using, application_name="replsite history")
             with self._connection.cursor() as cursor:

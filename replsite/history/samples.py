@@ -1,7 +1,7 @@
 """Converts a snapshot into rows of history (pure): positions of streams and readers, and changes of status.
 
-At most ``MOST_SUBJECTS`` streams and readers on streams are sampled, the worst first. Readers without a plain name share the
-label ``other``, as in the metrics.
+Streams are always sampled. Readers on streams are sampled, the worst first, until there are ``MOST_SUBJECTS`` rows.
+Readers whose name is not plain (``plain_label``) share the label ``other``, as in the metrics.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_SUBJECTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A step of the history, and how long its samples are kept."""
+    """A span of the history that a chart shows: the length of a step, and how long its samples are kept."""
 
     title: str
     step_seconds: int
@@ -68,7 +68,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """The holder of a writer's name: the number of its lease, and its process."""
+    """The process that holds a writer's name, with the number of its lease."""
 
     lease: int
     host: str
@@ -76,13 +76,13 @@ class Tenure:
 
     @property
     def process(self) -> tuple[str, int | None]:
-        """(host, process ID), for comparison."""
+        """Returns (host, process ID), for comparison."""
         return self.host, self.process_id
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A status that became better or worse. ``was`` is empty if the subject is new."""
+    """A change of a subject's status. ``was`` is the word before, or empty if the subject is new."""
 
     subject: Subject
     was: str
@@ -140,7 +140,7 @@ def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
 
 
 def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
-    """Merges two readers with the same label: the lowest position, the highest lag, the worst status."""
+    """Merges the samples of two readers with the same label: the lowest position, the highest lag, the worst status."""
     worst = max(one, other, key=lambda row: row.severity)
     return SampleRow(
         one.stream, one.reader, min(one.position, other.position), max(one.waiting, other.waiting),
@@ -171,7 +171,7 @@ def verdicts_of(snapshot: Snapshot) -> dict[Subject, Verdict]:
 
 
 def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
-    """Returns for each writer the holder of its name."""
+    """Returns for each writer the process that holds its name. Writers without a lease are left out."""
     return {
         (stream.name, writer.writer, ""): Tenure(writer.lease, writer.host, writer.process_id)
         for stream in snapshot.streams
@@ -181,9 +181,9 @@ def tenures_of(snapshot: Snapshot) -> dict[Subject, Tenure]:
 
 
 def new_tenures(before: Mapping[Subject, Tenure], snapshot: Snapshot, was: Mapping[Subject, Word]) -> list[Change]:
-    """Returns changes for writers whose process lost its lock and is back, or was replaced by another one.
+    """Returns a change for each writer whose process lost its lock and holds it again, or was replaced by another.
 
-    ``was`` gives their status before.
+    ``was`` gives the status of every subject at the previous step.
     """
     found = []
     now = tenures_of(snapshot)
@@ -209,9 +209,9 @@ def _process(tenure: Tenure) -> str:
 
 
 def changes_between(before: Mapping[Subject, tuple[str, int]], now: Mapping[Subject, Verdict]) -> list[Change]:
-    """Returns the changes to a better or worse status, and writers that retired. ``before`` holds (word, severity).
+    """Returns a change for each subject whose severity changed, and for each writer that retired.
 
-    Subjects in good health that appear or disappear are not reported.
+    ``before`` holds (word, severity). A subject that appears or disappears is reported only if its status is not fine.
     """
     found = []
     for subject, verdict in now.items():

@@ -1,7 +1,8 @@
 """Defines the plots of the statistics page (pure): their columns, their titles, and how rows become points.
 
-An hour or day without a row counts as zero, from the first row on: nothing came in. A figure that was not taken is
-unknown. The line of such a plot breaks there.
+A plot shows either a count over whole steps, or a figure as of the end of each step. A step is an hour or a day. After
+the first row, a step without a row has the count zero, because nothing came in. The figure of such a step is unknown,
+and the line of the plot breaks there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from replsite.humanize import byte_size, count
 __all__ = ["GROUPS", "PERIODS", "Group", "Period", "Series", "Steps", "begin_of_step", "pictures"]
 
 HOUR_SECONDS, DAY_SECONDS = 3_600, 86_400
-#: A line breaks where so many steps are missing.
+#: The line of a plot breaks between points that are more than this number of steps apart.
 _GAP_STEPS = 2.5
 
 
@@ -61,7 +62,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Plots that belong together. Counts cover a whole step, figures are from its end. Some groups exist for days only."""
+    """Plots that belong together, all of counts (``are_counts``) or all of figures.
+
+    A group ``of_days`` has no hourly plots.
+    """
 
     title: str
     series: tuple[Series, ...]
@@ -111,7 +115,7 @@ GROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Rows of one step length, ascending: (begin of the step, its columns)."""
+    """The rows of one step length, in ascending order. Each is (begin of the step, its columns)."""
 
     step_seconds: int
     rows: Sequence[tuple[datetime, Mapping[str, Any]]]

@@ -1,8 +1,7 @@
 """Draws plots of history as SVG (pure): one line over time.
 
-They work without colours, with a screen reader, and in dark mode.
-
-Colours come from the page, through ``currentColor`` and CSS variables. The SVG contains no style.
+The plots can be read without colours, with a screen reader, and in dark mode. Colours come from the page, through
+``currentColor`` and CSS variables. The SVG contains no style.
 """
 
 from __future__ import annotations
@@ -57,7 +56,10 @@ class Plot:
 
 
 def rates(points: Sequence[Point], gap: timedelta) -> list[Point]:
-    """Converts positions to growth per second. A position that went back counts as no growth. Pairs over a gap are left out."""
+    """Converts positions to growth per second. A position that went back counts as no growth.
+
+    Two points that are more than ``gap`` apart give no rate.
+    """
     found = []
     for before, now in pairwise(points):
         seconds = (now.at - before.at).total_seconds()

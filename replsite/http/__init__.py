@@ -1,1 +1,1 @@
-"""HTTP around the pages: proxies, deadlines, places for requests, hosts and origins."""
+"""The handling of HTTP requests around the pages: proxies, deadlines, limits, hosts, origins and sessions."""

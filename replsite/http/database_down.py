@@ -1,7 +1,7 @@
 """Answers requests with 503 while the database is away, in HTML or JSON, instead of a traceback.
 
-A page reloads itself every few seconds, so it recovers by itself. The reason is logged once each time the database goes
-away. It is never sent to the client.
+The HTML page reloads itself every few seconds, so the browser recovers by itself. The reason is logged once each time
+the database goes away. It is never sent to the client.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Said:
 
 
 class DatabaseDownMiddleware:
-    """Django middleware that turns errors of an unusable database into the 503 answer."""
+    """Django middleware that answers with 503 if the database is unusable, and notices when it is back."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response
@@ -58,7 +58,10 @@ class DatabaseDownMiddleware:
 
 
 def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
-    """Returns the 503 answer: an HTML page if the client accepts HTML, JSON otherwise. Logs the error if it is the first."""
+    """Returns the 503 answer: an HTML page if the client accepts HTML, JSON otherwise.
+
+    Logs the error if the database was not known to be away.
+    """
     _Said.note(error)
     if "text/html" in request.headers.get("Accept", ""):
         again = request.method in ("GET", "HEAD")
@@ -72,7 +75,10 @@ def away_response(request: HttpRequest, error: BaseException) -> HttpResponse:
 
 
 def handler500(request: HttpRequest) -> HttpResponse:
-    """Handles errors outside of views. Middleware that reads or writes the session raises such errors."""
+    """Handles errors outside of views, such as those of middleware that reads or writes the session.
+
+    Answers with 503 if the database is unusable, and otherwise as Django does.
+    """
     error = sys.exc_info()[1]
     return away_response(request, error) if isinstance(error, _GONE) else server_error(request)
 

@@ -1,7 +1,7 @@
-"""Limits the time of calls that may hang, such as queries to a database behind a dead network.
+"""Limits how long callers wait for a call that may hang, such as a query to a database behind a dead network.
 
-The call runs in a thread. Callers that arrive while it runs share its result, so there is never more than one thread.
-Database connections that it opened are closed when it ends.
+The call runs in a thread. Callers that arrive meanwhile share its result, so a `Deadline` never has more than one
+thread. When the call ends, the database connections that it opened are closed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class NoAnswer(TimeoutError):
-    """The error of a call that did not return in time. ``seconds`` is its running time so far."""
+    """The error of a call that did not return in time. ``seconds`` is the time for which the call has run."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer for {seconds:.1f} s")
@@ -28,7 +28,7 @@ class NoAnswer(TimeoutError):
 
 
 class Deadline(Generic[T]):
-    """A call with a time limit."""
+    """A call for which callers wait only up to a time limit."""
 
     def __init__(self, work: Callable[[], T], seconds: float, name: str) -> None:
         self._work = work
@@ -39,7 +39,10 @@ class Deadline(Generic[T]):
         self._asked_at = 0.0
 
     def ask(self) -> T:
-        """Returns the result, or raises the call's own error. Raises ``NoAnswer`` after the time limit."""
+        """Returns the result, or raises the call's own error.
+
+        Raises ``NoAnswer`` after the time limit. The call then goes on in its thread.
+        """
         with self._lock:
             if self._asked is None or self._asked.done():
                 self._asked, self._asked_at = Future(), time.monotonic()
@@ -57,7 +60,8 @@ class Deadline(Generic[T]):
         try:
             answer = self._work()
         except BaseException as error:  # noqa: BLE001 - ``ask`` raises it in the callers' threads
-            # Closed before the result is set. The next call may start right after that, and would open its own beside them.
+            # The connections are closed before the result is set. The next call may start right after that, and would
+            # open its own connections beside these.
             connections.close_all()
             asked.set_exception(error)
         else:

@@ -1,11 +1,12 @@
 """Determines the client's address and scheme for requests that a reverse proxy passed on.
 
 ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed only from the networks of ``REPLSITE_PROXY_NETWORKS``. Other
-clients could write anything into them. The client is the last address in the header that is not a proxy's. The addresses
-before it were written by the client itself.
+clients could write anything into them. The client is the last address in the header that is not a proxy's. The
+addresses before it were written by the client itself.
 
-A proxy that is not configured and claims HTTPS is logged once. With ``REPLSITE_HTTPS_ONLY`` its requests are redirected
-to HTTPS, where they came from, in an endless loop.
+If a request from any other address claims HTTPS, that address may be a proxy that is not configured. This is logged
+once for each address. With ``REPLSITE_HTTPS_ONLY``, requests through such a proxy are redirected to HTTPS in an endless
+loop.
 """
 
 from __future__ import annotations
@@ -83,7 +84,11 @@ def networks_of(texts: Sequence[str]) -> list[Network]:
 
 
 def client_of(peer: str, forwarded_for: str, networks: Sequence[Network]) -> str:
-    """Returns the last address of the header that is not a proxy's. ``peer`` if there is no readable one."""
+    """Returns the last address in ``X-Forwarded-For`` that is not a proxy's.
+
+    The search goes from right to left, and ends at the first text that is no address. If there were only proxies up to
+    there, returns the last proxy found, or ``peer`` if none was found.
+    """
     # From right to left: each proxy appends the address from which it received the request.
     for text in reversed([part.strip() for part in forwarded_for.rsplit(",", _MOST_PROXIES)]):
         if not _is_address(text):

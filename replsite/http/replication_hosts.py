@@ -1,7 +1,8 @@
 """Accepts the hosts of ``REPLSITE_REPLICATION_HOSTS`` for catch-up requests, and for nothing else.
 
-A worker of Synapse names the process that it asks, such as ``Host: master``. In ``ALLOWED_HOSTS`` that name would be
-valid for every page, and as the origin of WebSockets. The view decides which clients are allowed, whatever the host.
+A worker of Synapse sends the name of the process that it asks as the host, such as ``Host: master``. If that name were
+in ``ALLOWED_HOSTS``, it would be valid for every page, and as the origin of WebSockets. The host proves nothing. The
+view decides by the secret or the address which clients are allowed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ PATH = "/_synapse/replication/"
 
 
 class ReplicationHosts:
-    """Django middleware. It must come before all others that read the host."""
+    """Django middleware that lets the view of catch-up requests accept these hosts.
+
+    It must come before all middleware that reads the host.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response

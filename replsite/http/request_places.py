@@ -2,13 +2,15 @@
 
 Django handles each request in a thread, and each thread that queries the database has a connection. Without a limit, a
 crowd of clients takes all connections of the server, and writers are refused. So a request needs a *place*: a permanent
-thread with its connection. There are separate places for pages, logins, scrapes, probes, catch-up, and requests without a
-database, so that none of these blocks another.
+thread with its connection. There are separate places for pages, logins, scrapes, probes, catch-up, and requests without
+a database, so that none of these blocks another.
 
-A request without a free place waits. The next place goes to the client that has the fewest. If too many wait, the oldest
-request of the client with the most waiting gets 503 with ``Retry-After``.
+A request without a free place waits. A place that becomes free goes to the waiting client that has the fewest places. A
+request that waited too long gets 503 with ``Retry-After``. If too many requests wait, the client with the most waiting
+requests loses its oldest one in the same way.
 
-Assumes one event loop. The client is that of the scope, so behind ``Forwarded`` it is the real one.
+Assumes one event loop. A client is known by the address in the ASGI scope. ``Forwarded`` has replaced the address of a
+proxy there.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ Application = Callable[..., Awaitable[Any]]
 
 
 class Busy(Exception):
-    """The error that no place was free in time."""
+    """The error of a request for which no place was free in time."""
 
 
 class _Place:
@@ -54,7 +56,7 @@ class _Place:
         self._idle: asyncio.TimerHandle | None = None
 
     def taken(self) -> None:
-        """Marks the place as used. Its connection is not closed."""
+        """Marks the place as used, so that its connection stays open."""
         if self._idle is not None:
             self._idle.cancel()
             self._idle = None
@@ -80,11 +82,14 @@ class PlacePool:
 
     @property
     def at_work(self) -> int:
-        """Number of requests that have a place."""
+        """The number of requests that have a place."""
         return self._at_work.total()
 
     async def enter(self, client: str) -> _Place:
-        """Returns a place for a request of this client, after waiting for one if needed. Raises `Busy`."""
+        """Returns a place for a request of this client, after waiting for one if needed.
+
+        Raises `Busy` if the request has to wait too long, or too many requests wait.
+        """
         place = self._free_place()
         if place is None:
             place = await self._wait(client)
@@ -93,16 +98,16 @@ class PlacePool:
         return place
 
     def leave(self, place: _Place, client: str) -> None:
-        """Ends a request. Its place goes to the waiting client that has the fewest."""
+        """Ends a request. Its place goes to the waiting client that has the fewest places."""
         self._at_work[client] -= 1
         if not self._at_work[client]:
             del self._at_work[client]
         self._hand_on(place)
 
     def _free_place(self) -> _Place | None:
-        """Returns the place that was used last, so that the others stay unused and close their connections.
+        """Returns a free place, or None if all are taken.
 
-        None if all are taken.
+        Prefers the place that was used last, so that the others stay unused and close their connections.
         """
         if self._free:
             return self._free.pop()
@@ -199,7 +204,7 @@ class RequestPlaces:
             return self._plain
         if path == "/metrics":
             return self._metrics
-        if path.startswith("/health"):  # without an answer a load balancer takes this server out
+        if path.startswith("/health"):  # a load balancer sends no requests to a server that does not answer this
             return self._health
         return self._catch_up if path.startswith("/_synapse/") else self._pages
 
@@ -212,16 +217,19 @@ class RequestPlaces:
 
 def _when_idle(place: _Place, call: Callable[[], None]) -> None:
     """Calls ``call`` on the event loop once the place's thread has nothing to do."""
-    # A client asks for a slow page and disconnects. Django drops the request at once, but its thread works on. If the place
-    # were free now, the next request there would wait for that thread, with other places free. So an empty task is queued
-    # behind it, and the place is free when that task is done.
+    # A client asks for a slow page and disconnects. Django drops the request at once, but its thread works on. If the
+    # place were free now, the next request could get it, and would wait for that thread while other places are free. So
+    # an empty task is queued behind the work, and the place is free when this task is done.
     loop = asyncio.get_running_loop()
     rest = place.executor.submit(int)
     rest.add_done_callback(lambda _: loop.call_soon_threadsafe(call))
 
 
 class ClientLimit:
-    """ASGI middleware that limits the requests and WebSockets of one client at a time, also of a client behind a proxy."""
+    """ASGI middleware that limits the requests and WebSockets that one client has open at a time.
+
+    Clients behind a configured proxy are limited one by one.
+    """
 
     def __init__(self, application: Application, most: int | None = None) -> None:
         self._application = application
@@ -231,8 +239,8 @@ class ClientLimit:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         host = (scope.get("client") or [""])[0]
-        # The address of a proxy is left only if it did not name its client. Such requests are not limited: they may come from
-        # many clients.
+        # The scope has the address of a proxy only if the proxy did not name its client. Such requests are not limited:
+        # they may come from many clients.
         client = "" if is_among(host, self._proxies) else address_key(host)
         if client and 0 < self._most <= self._number_of[client]:
             if scope["type"] == "http":
@@ -264,5 +272,5 @@ async def _answer_busy(scope: dict[str, Any], send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-#: All lanes of this process, for the metrics.
+#: All pools of this process, for the metrics.
 LANES: list[PlacePool] = []

@@ -1,8 +1,9 @@
 """Checks the origin of a WebSocket: the page must have the same scheme, host and port as the WebSocket.
 
-Cookies ignore ports, so a page of another program on the same host would be accepted with the viewer's session. A page that
-came over plain HTTP may have been changed on the way. Origins in ``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are
-accepted too. This is for proxies that change the host or are not configured.
+Cookies ignore ports. Without this check, a page of another program on the same host could open the WebSocket with the
+viewer's session. The scheme counts because a page that came over plain HTTP may have been changed on the way. Origins
+in ``CSRF_TRUSTED_ORIGINS`` (``REPLSITE_TRUSTED_ORIGINS``) are accepted too. They are for proxies that change the host
+or are not configured.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Application = Callable[..., Awaitable[Any]]
 
 
 class SameOrigin:
-    """ASGI middleware that refuses WebSockets from other origins, and those without an origin."""
+    """ASGI middleware that refuses WebSockets from other origins, and WebSockets without an origin."""
 
     def __init__(self, application: Application) -> None:
         self._application = application

@@ -1,8 +1,8 @@
-"""The page ``/metrics``: the cluster's metrics, made from the site snapshot when it is scraped, and those of processes.
+"""Serves ``/metrics``: the cluster's metrics, computed from the site snapshot at each scrape, and those of processes.
 
-Positions and lag come from the database. ``/metrics`` of any process therefore shows the whole cluster, and processes
-cannot contradict each other. The page also has the counters of processes (`process`). While the database is away, the
-answer still arrives: it has ``replsite_snapshot_up 0`` and no outdated figures.
+Positions and lag come from the database. So ``/metrics`` of any process shows the whole cluster, and processes cannot
+contradict each other. The page also has the counters of processes (`process`). While the database is away, the page
+still answers, with ``replsite_snapshot_up 0`` and without outdated figures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = get_logger(__name__)
 
 
 def families(snapshot: Snapshot, *, synapse_names: bool, server_name: str, seconds: float = 0.0) -> Iterator[Metric]:
-    """Yields the snapshot's metric families. ``seconds`` is the time that the snapshot took, itself a metric."""
+    """Yields the snapshot's metric families. ``seconds`` is the time that the snapshot took; it is a metric, too."""
     return filled((*OWN, *SYNAPSE) if synapse_names else OWN, Scrape(snapshot, server_name, seconds))
 
 

@@ -1,4 +1,4 @@
-"""Django's own request metrics with a bounded number of labels. A client may send any text as its HTTP method."""
+"""Bounds the number of labels in Django's own request metrics. A client may send any text as its HTTP method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ __all__ = ["BoundedRequestMetrics"]
 
 
 class BoundedRequestMetrics(PrometheusAfterMiddleware):
-    """A replacement of ``PrometheusAfterMiddleware``, which uses any method as a label of the latency by view and method."""
+    """A ``PrometheusAfterMiddleware`` that uses only known HTTP methods as labels.
+
+    The original uses any method as a label of the latency by view and method.
+    """
 
     def label_metric(self, metric: Any, request: HttpRequest, response: Any = None, **labels: Any) -> Any:
         """Returns the metric for these labels, with an unknown method replaced by django-prometheus's catch-all."""

@@ -1,4 +1,4 @@
-"""Counts of closed WebSockets of the live page in this process, by reason. Source of ``replsite_live_closed_total``."""
+"""Counts by reason the WebSockets of the live page that this process closed, for ``replsite_live_closed_total``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Classes of the table of metrics: `Measure`, a metric with the source of its samples, and `Alias`, its name in Synapse."""
+"""Defines the classes of the table of metrics.
+
+`Measure` is a metric with the source of its samples. `Alias` is the name of a metric in Synapse.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ Scraped = TypeVar("Scraped")
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A metric's name in Synapse. ``labels`` maps our label names to Synapse's. Labels that are left out are summed over."""
+    """A metric's name in Synapse.
+
+    ``labels`` maps our label names to Synapse's. Samples that differ only in other labels are added up.
+    """
 
     name: str
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -55,7 +61,7 @@ class Alias:
 
 @dataclass(frozen=True, slots=True)
 class Measure(Generic[Scraped]):
-    """One metric. ``name`` has no suffix ``_total``. ``rows`` makes its rows from a scrape."""
+    """A metric. ``name`` is its name without the suffix ``_total``. ``rows`` computes its rows from a scrape."""
 
     name: str
     labels: tuple[str, ...]
@@ -64,11 +70,11 @@ class Measure(Generic[Scraped]):
     rows: Callable[[Scraped], Iterable[Row]]
     synapse: tuple[Alias, ...] = ()
     stands_for: str = ""
-    """For a metric of Synapse that counts differently: the name of our own metric in its place."""
+    """For a metric of Synapse that counts differently from ours: the name of our metric."""
 
     @property
     def exported(self) -> str:
-        """Returns the name that queries use. A histogram's is without its suffixes, such as ``_bucket``."""
+        """Returns the name as queries use it. The name of a histogram lacks suffixes such as ``_bucket``."""
         return self.name + self._suffix
 
     @property
@@ -76,7 +82,7 @@ class Measure(Generic[Scraped]):
         return "_total" if self.type == "counter" else ""
 
     def names_of_synapse(self) -> Iterator[tuple[Alias, str, tuple[str, ...]]]:
-        """Yields each alias with its name as queries use it and its labels."""
+        """Yields for each alias: the alias, its name as queries use it, and its labels."""
         for alias in self.synapse:
             yield alias, alias.name + self._suffix, (*alias.labels.values(), *alias.fixed, "server_name")
 
@@ -95,8 +101,8 @@ def metric(
 ) -> Measure[Scraped]:
     """Returns a counter if the name in ``shown`` ends with ``_total``, else a gauge.
 
-    ``shown`` is the name as queries use it, with labels: ``name{label,label}``. ``stands_for`` is the name of our own metric
-    if this is one of Synapse's that counts differently.
+    ``shown`` is the name as queries use it, with labels: ``name{label,label}``. For a metric of Synapse that counts
+    differently from ours, ``stands_for`` is the name of ours.
     """
     name, _, labels = shown.rstrip("}").partition("{")
     kind = "counter" if name.endswith("_total") else "gauge"
@@ -105,7 +111,7 @@ def metric(
 
 
 def counted_by_library(made: MetricWrapperBase, *synapse: Alias) -> Measure[Any]:
-    """Returns the entry of a metric that prometheus_client counts and exports itself. It has no rows."""
+    """Returns the table entry of a metric that prometheus_client counts and exports itself. The entry has no rows."""
     inner: Any = made  # describe() of the library gives these only in part
     kind = "histogram" if isinstance(made, Histogram) else "counter" if isinstance(made, Counter) else "gauge"
     return Measure(inner._name, tuple(inner._labelnames), inner._documentation, kind, lambda _: (), synapse)

@@ -1,8 +1,9 @@
-"""The HTTP server of one of ``REPLSITE_METRICS_PORTS``, which serves the process's own metrics.
+"""Serves the process's own metrics over HTTP on one of ``REPLSITE_METRICS_PORTS``.
 
-It runs on an event loop in a thread of its own, so that clients cost no threads. Pages are rendered in one further thread.
-A client may make one request, with a limit for its time. At the limit of clients, the oldest one that has not sent a
-complete request is cut. There is no authentication: the port listens on loopback unless the settings name another host.
+The server runs on an event loop in a thread of its own, so that clients cost no threads. Pages are rendered in one
+further thread. A client may make one request, within a time limit. If there are too many clients, the oldest one that
+has not sent a complete request is disconnected. There is no authentication: the port listens on loopback unless the
+settings name another host.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ HEAD_BYTES = 16 * 1024
 
 
 class MetricsPort:
-    """A metrics port. The constructor binds it and raises `PortTaken` or `BadAddress`."""
+    """A port that serves metrics.
+
+    The constructor binds the port, and raises `PortTaken` or `BadAddress` if it cannot.
+    """
 
     def __init__(self, address: Address, render: Callable[[], bytes]) -> None:
         self._socket, self.address = bind(address)
@@ -69,7 +73,8 @@ class MetricsPort:
         oldest = next(iter(self._waiting), None)
         if oldest is None:
             return False
-        # Removed at once, so that the next new client cancels another one. Until the task has ended it still counts.
+        # Removed at once, so that the next new client cancels another task. Until this task has ended, its client still
+        # counts.
         del self._waiting[oldest]
         oldest.cancel()
         return True

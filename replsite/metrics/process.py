@@ -1,13 +1,13 @@
-"""Metrics that a process counts itself: readers' delays, stored events, caches, waits, and Django's ``django_*``.
+"""Exports metrics that a process counts itself: readers' delays, stored events, caches, waits, Django's ``django_*``.
 
 With several processes there are three ways to export them. ``docs/how-to/monitor-with-prometheus.md`` compares them:
 
 - Default: they are on ``/metrics`` beside the cluster's metrics. This fits a single process, or scrapes that address each
   process.
-- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for them; a command that does one thing and ends
-  has none. ``/metrics`` then has only the cluster's metrics, the same from any process.
-- ``PROMETHEUS_MULTIPROC_DIR``: the processes of a host write them to files in this folder. ``/metrics`` of any of them shows
-  the sums. Plain counters (``_PLAIN``) are copied to the file every second and at exit.
+- ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for its metrics. A command that does one
+  thing and ends has none. ``/metrics`` then has only the cluster's metrics, the same from any process.
+- ``PROMETHEUS_MULTIPROC_DIR``: the processes of a host write their metrics to files in this folder. ``/metrics`` of any
+  of these processes shows the sums. Plain counters (``_PLAIN``) are copied to the file every second and at exit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLUSH_SECONDS = 1.0
 
 
 class ProcessCollector(Collector):
-    """The collector of this process's plain counters."""
+    """The collector of this process's plain counters, which are kept without prometheus_client."""
 
     def describe(self) -> Iterator[Metric]:
         """Yields the families without samples."""
@@ -58,7 +58,10 @@ _PLAIN = ProcessCollector()
 
 
 class MirroredCounters:
-    """A copy of the plain counters as prometheus_client values, which `MultiProcessCollector` finds in the process's file."""
+    """A copy of the plain counters as prometheus_client values.
+
+    prometheus_client writes these values to the process's file, and `MultiProcessCollector` reads them there.
+    """
 
     def __init__(self, collector: Collector = _PLAIN) -> None:
         self._collector = collector
@@ -70,8 +73,8 @@ class MirroredCounters:
     def flush(self) -> None:
         """Writes the values that have changed since the last flush."""
         with self._lock:
-            # After a fork the child's counters start at the parent's values. The parent reports these itself, so the child
-            # takes them as already reported and writes only what it adds.
+            # After a fork the child's counters start at the parent's values. The parent reports these itself. So the
+            # child takes them as reported already, and writes only what it adds to them.
             if self._process != os.getpid():
                 self._process = os.getpid()
                 self._told = dict(self._now())
@@ -143,7 +146,10 @@ def _lives(process: int) -> bool:
 
 
 def registries() -> list[CollectorRegistry]:
-    """Returns the registries that ``/metrics`` shows beside the cluster's. Empty if processes have ports of their own."""
+    """Returns the registries that ``/metrics`` shows beside the cluster's.
+
+    The list is empty if processes have ports of their own.
+    """
     if folder_of_processes():
         return [_OF_ALL]
     return [] if _ports() else [_OF_THIS]

@@ -1,4 +1,4 @@
-"""A rendering of metrics that concurrent scrapes share."""
+"""Shares one rendering of metrics between concurrent scrapes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ REST_FACTOR, LONGEST_REST_SECONDS = 3.0, 0.9
 class SharedRendering:
     """A page that is rendered once for all requests that arrive before the rendering begins.
 
-    A page is never older than its request. Otherwise, of several processes that show the same sums, one could show a sum
-    that falls. Rendering holds the interpreter. The next one therefore begins after a pause of `REST_FACTOR` times its
-    duration, at most `LONGEST_REST_SECONDS`. Up to that limit it takes no more than a quarter of a core, however many
-    clients scrape.
+    A page is never older than its request. Otherwise a sum could seem to fall: one process answers with a new sum, then
+    another process answers with an older page. Rendering holds the interpreter lock. So the next rendering begins after
+    a pause of `REST_FACTOR` times the duration of the last one, at most `LONGEST_REST_SECONDS`. Up to that limit,
+    rendering takes no more than a quarter of a core, however many clients scrape.
     """
 
     def __init__(self, render: Callable[[], bytes]) -> None:
@@ -33,8 +33,9 @@ class SharedRendering:
 
         Blocks while a page is rendered, and during the pause before the next one.
         """
-        # `asked` is the request's arrival, not the time at which a thread serves it. Example: 400 scrapes arrive at once, and
-        # four run at a time. By the later time each four would need a page of their own, and the last would time out.
+        # `asked` is the request's arrival, not the time at which a thread serves it. Example: 400 scrapes arrive at
+        # once, and four run at a time. If the later time counted, every four would need a page of their own, and the
+        # last would time out.
         with self._lock:
             if self._begun < asked:
                 time.sleep(max(self._next - time.monotonic(), 0.0))

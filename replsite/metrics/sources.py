@@ -1,7 +1,8 @@
-"""Functions that compute the samples of metrics, from a snapshot or from counters of this process.
+"""Computes the samples of metrics, from a snapshot or from counters of this process.
 
-Clients choose their own names, so the number of names is unbounded. Only plain names become labels, at most
-``MOST_LABELS`` of them; the rest is ``other``. Readers that share a label are shown as the worst of them.
+Clients choose their own names, so the number of names is unbounded. Only plain names (``plain_label``) become labels,
+at most ``MOST_LABELS`` of them. All other names share the label ``other``. Of readers that share a label, the worst
+figure is shown.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from streams.waiting import wait
 
 # --- the cluster --------------------------------------------------------------------------------------------------------
 class Scrape:
-    """A snapshot with parts of it that several metrics need. An optional part is a list with no or one element."""
+    """A snapshot, with the parts of it that several metrics need.
+
+    A part that may be missing, such as the storage, is a list of at most one element.
+    """
 
     def __init__(self, snapshot: Snapshot, server_name: str, seconds: float) -> None:
         self.snapshot, self.server_name, self.seconds = snapshot, server_name, seconds
@@ -51,7 +55,11 @@ class Scrape:
 
 
 def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
-    """Returns open readers by label. They are sorted by name first, so that the same names always get the bounded labels."""
+    """Returns open readers by label.
+
+    The number of labels is limited. Names get their labels in alphabetical order, so that the same names get one at
+    each scrape.
+    """
     found: dict[str, list[ReaderView]] = {}
     for reader in sorted(readers, key=lambda reader: reader.name):
         if reader.closed_at is None:
@@ -113,7 +121,7 @@ def kernel_buffers(scrape: Scrape) -> Iterator[Row]:
 
 
 def queued(scrape: Scrape) -> Iterator[Row]:
-    """Returns, for each stream, the rows that our followers have received and not handled.
+    """Returns, for each stream, the number of rows that our followers have received and not handled.
 
     A followed stream without such rows has 0.
     """
@@ -125,7 +133,7 @@ def queued(scrape: Scrape) -> Iterator[Row]:
 
 
 def of_peers(counted: dict[str, int]) -> Iterator[Row]:
-    """Splits keys ``COMMAND name`` of counts into labels for command and name. The number of names is bounded."""
+    """Splits counts under keys ``COMMAND name`` into labels for command and name. The number of names is bounded."""
     found: Counter[tuple[str, str]] = Counter()
     known: set[str] = set()
     for what, total in sorted(counted.items()):
@@ -162,7 +170,10 @@ def jobs_by_status(scrape: Scrape) -> Iterator[Row]:
 
 
 def job_progress(scrape: Scrape) -> Iterator[Row]:
-    """Returns, for each kind, the least share (0 to 1) of its running jobs. Jobs without a known total are left out."""
+    """Returns for each kind of job the smallest completed share (0 to 1) among its running jobs.
+
+    Jobs without a known total are left out.
+    """
     shares: dict[str, float] = {}
     for job in scrape.jobs.jobs:
         if job.status.word == JobWord.RUNNING and job.total:
@@ -191,7 +202,7 @@ def linear_positions(scrape: Scrape) -> Iterator[Row]:
 def read_upto(scrape: Scrape) -> Iterator[Row]:
     """Yields the time up to which readers of ``events`` have read, in milliseconds since the epoch (1970).
 
-    A reader without lag has read up to the time of the last fact, or of the snapshot if there is no fact.
+    For a reader without lag this is the time of the last fact, or the time of the snapshot if there is no fact.
     """
     as_of = scrape.snapshot.as_of.timestamp()
     for label, views in scrape.on_events:
@@ -201,7 +212,7 @@ def read_upto(scrape: Scrape) -> Iterator[Row]:
 
 
 def background_status(scrape: Scrape) -> int:
-    """Returns 2 if a job runs or waits, else -1 if the last job of a kind failed, else 3."""
+    """Returns Synapse's number: 2 if a job runs or waits, else -1 if the last job of any kind failed, else 3."""
     if any(job.status.word in (JobWord.RUNNING, JobWord.QUEUED, JobWord.WAITING) for job in scrape.jobs.jobs):
         return 2
     failed = any(
@@ -225,7 +236,7 @@ class ProcessScrape:
 
 
 def cache_lookups(scrape: ProcessScrape) -> Iterator[Row]:
-    """Yields numbers of calls of cached functions by cache and result."""
+    """Yields how often cached functions were called, by cache and result."""
     for cache, store in scrape.caches:
         yield store.counts.hits, cache, "hit"
         yield store.counts.misses, cache, "miss"

@@ -1,8 +1,8 @@
-"""The metrics under the names that dashboards made for Synapse query.
+"""Exports metrics under Synapse's names, for dashboards that were made for Synapse.
 
-Most of them are families of ours with another name, other label names, and the label ``server_name``, by which those
-dashboards filter. `SynapseNames` adds them to the families of a collector. Metrics that also differ in units or meaning are
-entries of the table `SYNAPSE`.
+Most of these metrics are families of ours with another name, other label names, and the label ``server_name``, by which
+those dashboards filter. `SynapseNames` adds them to the families of a collector. Metrics that also differ from ours in
+units or meaning are entries of the table `SYNAPSE`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ALIASES = {one.name: one.synapse for one in (*OWN, *PROCESS)}
 
 
 def synapse_names_are_wanted() -> bool:
-    """Returns the setting ``REPLSITE_SYNAPSE_METRIC_NAMES``. True if the project does not have it."""
+    """Returns the setting ``REPLSITE_SYNAPSE_METRIC_NAMES``, or true if the project does not define the setting."""
     return bool(getattr(settings, "REPLSITE_SYNAPSE_METRIC_NAMES", True))
 
 

@@ -1,7 +1,7 @@
-"""The table of all metrics: name, labels, help text, source of the samples, and Synapse's names.
+"""Lists all metrics: name, labels, help text, source of the samples, and Synapse's names.
 
-``OWN`` and ``SYNAPSE`` are of the cluster, ``PROCESS`` of one process. ``docs/reference/metrics.md`` is generated from this
-table.
+The tables ``OWN`` and ``SYNAPSE`` describe the whole cluster, ``PROCESS`` describes one process.
+``docs/reference/metrics.md`` is generated from these tables.
 """
 
 from __future__ import annotations

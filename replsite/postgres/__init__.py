@@ -1,1 +1,1 @@
-"""The embedded PostgreSQL: started at the first connection if ``DATABASE_URL`` is unset, stopped after its last user."""
+"""The embedded PostgreSQL: runs if ``DATABASE_URL`` is unset, from the first connection until no process uses it."""

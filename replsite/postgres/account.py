@@ -3,9 +3,9 @@
 PostgreSQL refuses to run as root. An ordinary user runs it under its own account. Root runs it as the owner of an
 existing cluster, else as ``postgres``, else as ``nobody``.
 
-Folders above the cluster or the programs may be closed to that account (``/root``, a private temporary folder). Their
-modes belong to others and stay as they are. Instead the child process gets the one capability that lets it pass. Which
-one it needs is found by trying.
+Folders above the cluster or the programs may be closed to that account (``/root``, a private temporary folder). The
+modes of these folders are not changed, because the folders belong to others. Instead, the child process gets the one
+capability with which it can pass. The capabilities are tried one after the other.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Account:
     def command(self, *arguments: str | Path) -> list[str]:
         """Returns the command line that runs ``arguments`` as this account.
 
-        It starts one process, not two: ``setpriv`` replaces itself by the program.
+        The command starts one process, not two: ``setpriv`` replaces itself by the program.
         """
         words = [str(argument) for argument in arguments]
         if self.uid is None:
@@ -83,9 +83,10 @@ def choose_account(folder: Folder, programs: Path) -> Account:
 
 
 def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
-    """Returns user and group of the cluster's owner. Without a cluster, or if root owns it, those of a server account.
+    """Returns user and group of the cluster's owner.
 
-    Raises FolderClosed if neither ``postgres`` nor ``nobody`` exists.
+    Without a cluster, or if root owns it, returns those of ``postgres``, else of ``nobody``. Raises FolderClosed if
+    neither account exists.
     """
     if cluster.exists() and (owner := cluster.stat()).st_uid != 0:
         return owner.st_uid, owner.st_gid
@@ -102,7 +103,10 @@ def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
 
 
 def _refusal(account: Account, folder: Folder, programs: Path) -> str:
-    """Returns the error of the system if the account cannot use the folder or a program, empty if it can use both."""
+    """Returns the operating system's error if the account cannot use the folder or a program.
+
+    Empty if it can use both.
+    """
     postgres = programs / "postgres"
     for attempt in (("ls", "-d", f"{folder.path}/."), ("test", "-x", postgres), (postgres, "--version")):
         done = subprocess.run(account.command(*attempt), capture_output=True, text=True, check=False)

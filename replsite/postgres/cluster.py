@@ -1,7 +1,8 @@
 """Creates, starts, adopts and stops the server of one folder.
 
-Only the keeper uses this, and it holds ``keeper.lock``: no other process starts or stops this server. The process may be
-killed at any point. The cluster appears by one rename, and the next start recognises what a killed server left.
+Only the keeper uses this module. It holds ``keeper.lock``, so no other process starts or stops this server. The keeper
+may be killed at any point. A new cluster appears by one rename, and the next start recognises what a killed server
+left.
 """
 
 from __future__ import annotations
@@ -55,13 +56,14 @@ def shared_buffers_mb(memory: int, *, durable: bool) -> int:
     """Returns ``shared_buffers`` in MB: an eighth of ``memory`` (bytes), within bounds.
 
     Event IDs are hashes, so their indexes are read at random places and need much memory. A server that is not durable
-    serves tests and gets the least: tests empty tables all the time, and each time PostgreSQL searches all buffers.
+    serves tests and gets the lower bound. Tests empty tables all the time, and each time PostgreSQL searches all
+    buffers.
     """
     return min(max(memory // 8 // 1024**2, _LEAST_BUFFERS_MB), _MOST_BUFFERS_MB) if durable else _LEAST_BUFFERS_MB
 
 
 def _memory(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Returns the memory in bytes of the machine, or of the container that this process runs in, if that has less."""
+    """Returns the memory of the machine in bytes, or the limit of this process's container if that is less."""
     total: int = psutil.virtual_memory().total
     with suppress(OSError, ValueError):  # no such container, or one without a limit ("max")
         return min(total, int(limit.read_text()))
@@ -107,15 +109,16 @@ class Cluster:
         with (fresh / "postgresql.conf").open("a") as file:
             buffers = shared_buffers_mb(_memory(), durable=self._fsync)
             file.write(_TUNING.format(buffers=buffers, wal_buffers=min(buffers // 16, _MOST_WAL_BUFFERS_MB)))
-        # The password moves in first: whenever this process is killed, a cluster that is there has its password.
+        # The password is moved first. So whenever this process is killed, an existing cluster has its password.
         password.rename(fresh / self.folder.password_file.name)
         fresh.rename(self.folder.cluster)
 
     def start(self) -> None:
         """Adopts the running server, or starts one, on the port that the server had last if that is free.
 
-        Children of a killed server take a moment to notice that it is gone. No server is started before the last of them
-        ended. Raises StartFailed if the server ends at its start, or does not answer within ``START_SECONDS``.
+        Children of a killed server take a moment to notice that it is gone. No server is started before the last of
+        these children has ended. Raises StartFailed if the server ends at its start, or does not answer within
+        ``START_SECONDS``.
         """
         self._pid, self._child = 0, None
         deadline = time.monotonic() + START_SECONDS
@@ -124,11 +127,11 @@ class Cluster:
             if found is not None and found.ready:
                 self._pid = found.pid
                 return
-            # The children of a killed server hold this lock, too. It is free when the last of them has ended.
+            # The children of a killed server hold this lock, too. The lock is free when the last of them has ended.
             if found is None and (lock := try_lock(self.folder.server_lock, fcntl.LOCK_EX)) is not None:
                 try:
-                    # The lock is free, so a server that was started here has ended. If another process took its port
-                    # between the probe and the start, it is tried again with another port.
+                    # The lock is free, so a server that this call started has ended. If another process took its port
+                    # between the probe and the start, the start is repeated with another port.
                     if self._child is not None and "Address already in use" not in self.folder.log_tail():
                         raise StartFailed(self._failure("The embedded PostgreSQL did not start"))
                     self._spawn(lock)
@@ -153,7 +156,10 @@ class Cluster:
         self._pid = self._child.pid
 
     def _free_port(self) -> int:
-        """Returns the port that the server had last, or any other if that is taken. PostgreSQL keeps the last one in a file."""
+        """Returns the port that the server had last, or any other port if that one is taken.
+
+        PostgreSQL keeps the last port in a file.
+        """
         last: list[str] = []
         with suppress(OSError):
             last = re.findall(r'"port=(\d+)"', (self.folder.cluster / "postmaster.opts").read_text())
@@ -165,13 +171,16 @@ class Cluster:
         raise StartFailed(self._failure("No port of 127.0.0.1 is free"))
 
     def alive(self) -> bool:
-        """Returns whether the server runs."""
+        """Returns true if the server runs."""
         if self._child is not None:
             return self._child.poll() is None
         return is_postgres_of(self._pid, self.folder.cluster)
 
     def stop(self) -> None:
-        """Stops the server: by a fast shutdown, which writes everything, then by an immediate one, and last by SIGKILL."""
+        """Stops the server by a fast shutdown, which writes everything.
+
+        If that takes too long, tries an immediate shutdown, and at last SIGKILL.
+        """
         # PostgreSQL's signals: SIGINT is the fast shutdown, SIGQUIT the immediate one, which needs recovery at the start.
         for how, seconds in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0)):
             if not self.alive():
@@ -221,7 +230,7 @@ def log_to(folder: Folder) -> Iterator[int]:
 
 
 def trim_log(path: Path) -> None:
-    """Cuts off the beginning of a log longer than ``LOG_BYTES``. The last half of that size stays.
+    """Cuts off the beginning of a log longer than ``LOG_BYTES``. Its last ``LOG_BYTES / 2`` bytes stay.
 
     Errors are ignored until the next call, because a log must never stop a server or prevent its start.
     """
@@ -240,7 +249,10 @@ def trim_log(path: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Returns the caller's environment without libpq's variables, and with a locale whose messages can be recognised."""
+    """Returns the caller's environment without libpq's variables, and with the locale C.
+
+    So the programs' messages are in English and can be recognised.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "LANG"))}
     return {**kept, "LC_ALL": "C"}
 

@@ -6,8 +6,8 @@
     ├── FolderClosed          the folder or the programs cannot be used by the account that must use them
     └── StartFailed           initdb or the server ended, or did not answer in time
 
-Every message says what happened, where, and what to do. The keeper reports an error by the name of its class to the
-process that started it.
+Every message says what happened, where, and what to do. The keeper reports an error to the process that started the
+keeper, by the name of the error's class.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OtherMajorVersion(EmbeddedPostgresError):
 
 
 class FolderClosed(EmbeddedPostgresError):
-    """Raised when the account that must use the folder or the programs cannot."""
+    """Raised when the account that must use the folder and the programs is not permitted to use them."""
 
 
 class StartFailed(EmbeddedPostgresError):

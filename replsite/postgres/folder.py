@@ -7,9 +7,9 @@
     postgres.log   the output of initdb, the server and the keeper; its beginning is cut off when it is too long
 
 The locks are ``flock`` locks: the kernel releases them however their holder dies. Python opens files close-on-exec, so
-programs that a holder starts (a JVM) never keep them, except ``server.lock``. A forked child keeps them. That is
-intended, since it may use the database too. PostgreSQL itself writes the process ID and port of the server into
-``data/postmaster.pid``.
+a program that a holder starts (a JVM) does not inherit its locks. Only ``keeper.lock`` and ``server.lock`` are handed
+on, to the keeper and the server. A forked child keeps the locks of its parent. This is intended, because the child may
+use the database, too. PostgreSQL itself writes the process ID and port of the server into ``data/postmaster.pid``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Folder", "Server", "is_postgres_of", "is_same_file", "open_lock", "o
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process, as PostgreSQL describes it. If it is ``ready``, it takes connections."""
+    """A server process, as its ``postmaster.pid`` describes it. It accepts connections once it is ``ready``."""
 
     pid: int
     port: int
@@ -49,14 +49,15 @@ class Folder:
     def make(self) -> None:
         """Creates the folder if it is missing.
 
-        The server's account must be able to pass through it. Each file in it is closed to others.
+        The server may run under another account, so other accounts may pass through the folder. Each file in it is
+        closed to them.
         """
         if not self.path.exists():
             self.path.mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o711)
 
     def server(self) -> Server | None:
-        """Returns the living server of this cluster, as soon as it begins to start up, else None."""
+        """Returns the living server of this cluster, also while it starts up. Returns None if there is none."""
         try:
             lines = (self.cluster / "postmaster.pid").read_text().splitlines()
             found = Server(int(lines[0]), int(lines[3]), lines[7].strip() == "ready")
@@ -65,12 +66,12 @@ class Folder:
         return found if is_postgres_of(found.pid, self.cluster) else None
 
     def running_server(self) -> Server | None:
-        """Returns the server if it takes connections and has a keeper, else None."""
+        """Returns the server if it accepts connections and has a keeper, else None."""
         found = self.server()
         return found if found is not None and found.ready and self.has_keeper() else None
 
     def has_keeper(self) -> bool:
-        """Returns whether a process holds the keeper's lock."""
+        """Returns true if a process holds the keeper's lock."""
         descriptor = try_lock(self.keeper_lock, fcntl.LOCK_SH)
         if descriptor is None:
             return True
@@ -92,7 +93,10 @@ def open_lock(path: Path) -> int:
 
 
 def try_lock(path: Path, kind: int) -> int | None:
-    """Takes a lock without waiting, ``LOCK_SH`` or ``LOCK_EX``. Returns its descriptor, or None if another holder prevents it."""
+    """Takes a lock, ``LOCK_SH`` or ``LOCK_EX``, without waiting.
+
+    Returns its descriptor, or None if another holder prevents it.
+    """
     descriptor = open_lock(path)
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
@@ -103,7 +107,7 @@ def try_lock(path: Path, kind: int) -> int | None:
 
 
 def is_same_file(descriptor: int, path: Path) -> bool:
-    """Returns whether ``path`` still names the open file. The folder may have been removed or replaced."""
+    """Returns true if ``path`` still names the open file. The folder may have been removed or replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:
@@ -111,16 +115,20 @@ def is_same_file(descriptor: int, path: Path) -> bool:
 
 
 def own_like_folder(path: Path) -> None:
-    """Gives a file to the owner of its folder, if this process is root. Otherwise that user could not use the folder again."""
+    """Gives a file to the owner of its folder, if this process is root.
+
+    If root kept the file, the owner of the folder could not use the folder again.
+    """
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid)
 
 
 def is_postgres_of(pid: int, cluster: Path) -> bool:
-    """Returns whether the process is a living postmaster of this cluster, not another process that got its old number.
+    """Returns true if the process is a living postmaster of this cluster.
 
-    It reads the command line, because any account may read it. A postmaster keeps its own; its children change theirs.
+    After the postmaster's end, another process may get its process ID. So the command line is compared, which any
+    account may read. A postmaster keeps its command line; its children change theirs.
     """
     if pid <= 0:
         return False

@@ -1,7 +1,7 @@
 """Keeps the embedded server of one folder running, from its start to its last user.
 
-``launcher.py`` starts this as ``python -m replsite.postgres.keeper``. The keeper detaches from its parent, reports on
-standard output, and stays. It restarts a server that was killed. It stops the server when no process holds
+``launcher.py`` starts this module as ``python -m replsite.postgres.keeper``. The keeper detaches from its parent,
+reports on standard output, and stays. It restarts a server that was killed. It stops the server when no process holds
 ``users.lock`` any more, however the last one ended. If the keeper itself is killed, the server goes on, and the keeper
 of the next user adopts it. This module does not use Django.
 """
@@ -41,9 +41,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--no-fsync", action="store_true")
     parser.add_argument("--lock", type=int, required=True, help="descriptor of the keeper's lock, taken by the caller")
     options = parser.parse_args(arguments)
-    os.set_inheritable(options.lock, False)  # never closed: the kernel releases it when this process ends
+    os.set_inheritable(options.lock, False)  # never closed: the kernel releases the lock when this process ends
     if os.fork():
-        os._exit(0)  # the caller waits for this process; the other one is no child of the caller and stays
+        os._exit(0)  # the caller waits for this process only; its child stays as the keeper
     os.setsid()
     folder, report = Folder(options.folder), {}
     try:
@@ -87,7 +87,10 @@ class _Keeper:
         self._cluster.start()
 
     def keep(self) -> None:
-        """Restarts the server when it ends, until it has no user, its folder is gone, or a signal asks to end. Then stops it."""
+        """Restarts the server whenever it ends.
+
+        Stops the server once no process uses it, its folder is gone, or a signal asks the keeper to end.
+        """
         try:
             while not self._stopped.wait(POLL_SECONDS) and is_same_file(self._users, self._folder.users_lock):
                 trim_log(self._folder.log)
@@ -99,10 +102,13 @@ class _Keeper:
             self._cluster.stop()
 
     def _unused(self) -> bool:
-        """Returns whether no process uses the server. If so, the lock stays taken: new users wait until this keeper is gone."""
+        """Returns true if no process uses the server.
+
+        In this case the users' lock stays taken, and new users wait until this keeper is gone.
+        """
         if not self._take_users_lock():
             return False
-        # Free for a moment, so that a new user can take the lock instead of waiting for a stop and a start.
+        # The lock is free for a moment, so that a new user can take it instead of waiting for a stop and a start.
         fcntl.flock(self._users, fcntl.LOCK_UN)
         self._stopped.wait(LINGER_SECONDS)
         return self._take_users_lock()

@@ -1,7 +1,7 @@
 """Finds the embedded PostgreSQL for a process that uses it, starts it if needed, and keeps it while the process lives.
 
-``ensure_running`` is called at every new connection. While the server runs, a call costs two small file reads. It is
-safe in threads and after a fork. Importing this module starts nothing.
+``ensure_running`` is called at every new connection. While the server runs, a call costs two small file reads. Calls
+are safe in threads and after a fork. Importing this module starts nothing.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _PROJECT = Path(__file__).resolve().parents[2]
 
 #: Descriptor of the users' lock that this process holds, by the server's folder.
 _held: dict[Path, int] = {}
-#: Descriptor of a keeper's lock while it is handed on. A child that is forked meanwhile closes its copy.
+#: Descriptor of a keeper's lock while it is handed to the keeper. A child that is forked meanwhile closes its copy.
 _handed: list[int] = []
 _guard = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSettings:
-    """A choice of server: the data directory that has its folder, and the programs that run it."""
+    """The settings of a server: the data directory with its folder, its programs, and whether it uses fsync."""
 
     data_dir: Path
     programs: Path | None = None
@@ -50,15 +50,15 @@ class LaunchSettings:
 def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
     """Returns ``host``, ``port``, ``user`` and ``password`` of the running server. Starts it if it does not run.
 
-    From now on this process counts as a user of the server. Blocks for as long as a start takes. Raises
-    EmbeddedPostgresError.
+    From then on this process counts as a user of the server. Blocks for as long as a start takes. Raises
+    EmbeddedPostgresError if the server cannot be used.
     """
     folder = settings.folder
     try:
         folder.make()
         with _guard:
-            # The order matters. If A looked first, it could find the server running, the keeper could stop it for want
-            # of users, and A would then register and connect to nothing.
+            # The order matters. If process A looked first: A finds the server running, the keeper stops the server
+            # because it has no user, and A registers and connects to nothing.
             _hold(folder)
             server = folder.running_server() or _start(folder, settings)
         password = folder.password_file.read_text()
@@ -76,7 +76,10 @@ def ensure_running(settings: LaunchSettings) -> dict[str, str | int]:
 
 
 def release(data_dir: Path) -> None:
-    """Ends this process's use of the server before the process itself ends. The caller has closed its connections."""
+    """Ends this process's use of the server before the process itself ends.
+
+    The caller must have closed its connections.
+    """
     with _guard:
         if (descriptor := _held.pop(data_dir / "postgres", None)) is not None:
             os.close(descriptor)
@@ -112,7 +115,7 @@ def _hold(folder: Folder) -> None:
     held = _held.get(folder.path)
     if held is not None and is_same_file(held, folder.users_lock):
         return
-    # The folder was removed or replaced since: a lock on the old file does not keep the new server running.
+    # The folder was removed or replaced. A lock on the old file does not keep the new server running.
     if held is not None:
         os.close(_held.pop(folder.path))
     deadline = time.monotonic() + WAIT_SECONDS
@@ -169,7 +172,10 @@ def _start_keeper(folder: Folder, programs: Path, lock: int, *, fsync: bool) -> 
 
 
 def _after_fork() -> None:
-    """Frees in a forked child what a thread of its parent held: the guard, and a lock on its way to a keeper."""
+    """Releases in a forked child what another thread of the parent held at the fork.
+
+    This is the guard, and the lock that was being handed to a keeper.
+    """
     global _guard  # noqa: PLW0603 - one guard for the process
     _guard = threading.Lock()
     while _handed:

@@ -1,7 +1,7 @@
 """Merges the two records of a named reader: the row that its process writes, and its stored cursors (pure).
 
-A stored cursor counts as a reader as long as it exists, even if no process runs it. While a process runs, its row gives the
-positions. Otherwise the cursors give them.
+A reader is shown as long as it has a stored cursor, even if no process runs the reader. While a process runs it, the
+process's row gives the positions. Otherwise the cursors give them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def with_cursors(
 ) -> list[ReaderRow]:
     """Returns all readers, the named ones with their cursors. Cursors without a reader row become rows of their own.
 
-    A process that was silent for longer than ``gone_after_seconds`` counts as gone.
+    A reader whose process was silent for longer than ``gone_after_seconds`` counts as not running.
     """
     by_key: dict[str, dict[str, CursorRow]] = {}
     for cursor in cursors:
@@ -47,7 +47,7 @@ def _merged(
     heard_at = _nearest_time([row.heartbeat_at, *(cursor.seen_at for cursor in cursors.values())], as_of)
     ended = [cursor.ended_at for cursor in cursors.values() if cursor.ended_at is not None]
     closed_at = max(ended, default=None) if cursors else row.closed_at
-    # Some cursors ended and others did not: a process took the name again after one of them was reset.
+    # Some cursors have ended and others have not. Then a process took the name again after one of them was reset.
     if closed_at is not None and len(ended) < len(cursors):
         closed_at = None
     runs = closed_at is None and silent_seconds(as_of, heard_at) <= gone_after_seconds
@@ -63,7 +63,7 @@ def _merged(
 
 
 def _positions(cursor: CursorRow, writers: Sequence[str]) -> dict[str, int]:
-    """Returns the vector of a cursor: for each writer, the larger of the base and its own entry."""
+    """Returns the vector of a cursor: for each writer, the larger of the cursor's base and the writer's own entry."""
     return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in {*writers, *cursor.entries}}
 
 
@@ -74,7 +74,10 @@ def _nearest_time(times: Iterable[datetime], as_of: datetime) -> datetime:
 
 
 def _row_of(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) -> ReaderRow:
-    """Returns a row for a reader of which only cursors are known. It is built from the cursor that was seen last."""
+    """Returns a row for a reader of which only cursors are known.
+
+    The row is built from the cursor that was seen last.
+    """
     last = min(cursors.values(), key=lambda cursor: silent_seconds(as_of, cursor.seen_at))
     return ReaderRow(
         key=key, name=last.reader, kind="follower", served_by="",

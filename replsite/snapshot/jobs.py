@@ -1,6 +1,6 @@
 """Reads jobs for the snapshot: those that are queued or running, and those that ended within a day.
 
-It takes three queries with a limit each, on a Django cursor. A site that has not installed ``pipeline`` has no jobs.
+This takes three queries on a Django cursor, each with a limit. A site that has not installed ``pipeline`` has no jobs.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _QUERIES = "SELECT query, batches, applied_at FROM pipeline_batchledger ORDER BY
 
 
 def read_jobs(cursor: Any, as_of: datetime) -> JobsView:
-    """Returns jobs with their status, worst first, and the last success and failure of each kind.
+    """Returns the jobs, worst first, with the last success and failure of each kind of job.
 
-    Also returns the live queries.
+    Also returns the progress of the queries of the live pipeline.
     """
     if not apps.is_installed("pipeline"):
         return JobsView()

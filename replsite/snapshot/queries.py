@@ -1,8 +1,8 @@
 """Reads streams, writers and readers for the snapshot, in a fixed number of set-based queries.
 
 The number of queries does not depend on how many writers and readers there are. Tables and columns come from the
-declarations of the streams. All functions take a Django cursor. All numbers that they return are positive, also for
-backward streams.
+declarations of the streams. All functions take a Django cursor. All IDs and positions that they return are positive,
+also for backward streams, which store negative ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCAN_FACTS = 5_000
 MOST_PARKED = 10_000
 #: Readers with an older heartbeat are not shown. Named ones always are, until they are forgotten.
 READER_MEMORY_SECONDS = 86_400
-#: Closed readers are shown for so long. So is a connection whose server is gone, since a connection never comes back.
+#: Closed readers are shown for this long. So is a connection whose server is gone, as a connection never comes back.
 CLOSED_MEMORY_SECONDS = 300
 MOST_READERS = 1_000
 
@@ -140,24 +140,30 @@ class ReaderRow:
     closed_at: datetime | None
     close_reason: str
     error: str = ""
-    """Error that stopped it. Empty: it runs, or ended in order."""
+    """The error that stopped the reader. Empty: the reader runs, or ended in order."""
     waiting: WaitingView = field(default_factory=WaitingView)
     cursors: Mapping[str, CursorRow] = field(default_factory=dict)
     """Stored cursors of a named reader by stream, as far as they are in the streams' database."""
     runs_on: frozenset[str] = frozenset()
     """Streams that a living process follows as this named reader."""
     has_row: bool = True
-    """False: only its cursors are stored."""
+    """False: the reader has stored cursors and no row."""
 
     @property
     def is_named(self) -> bool:
-        """True if the reader has stored cursors, here or in the database of its effects. It is shown until it is forgotten."""
+        """True if the reader is a named one. It is shown until an operator forgets it.
+
+        Its cursors are stored here, or in the database to which its handlers write.
+        """
         return self.key.startswith(NAMED)
 
 
 @dataclass(frozen=True, slots=True)
 class CursorRow:
-    """A stored cursor of a named reader on a stream, with its last process, how that ended, and its dead letters."""
+    """A stored cursor of a named reader on a stream, with its dead letters.
+
+    Also has the last process that ran the reader, and how that process ended.
+    """
 
     reader: str
     stream: str
@@ -176,7 +182,10 @@ class CursorRow:
 
 @dataclass(frozen=True, slots=True)
 class FarBehind:
-    """A reader's vector that reaches below the window of its stream."""
+    """A reader's vector whose oldest unread fact may lie below the window of its stream (``replsite.status.lag``).
+
+    ``low`` and ``high`` bound the IDs of the facts to search.
+    """
 
     stream: StreamDeclaration
     low: int
@@ -185,7 +194,7 @@ class FarBehind:
 
 
 def read_positions(cursor: Any) -> list[PositionRow]:
-    """Returns all writers of all streams, by stream. Retired writers come last in each."""
+    """Returns all writers of all streams, sorted by stream. In each stream, retired writers come last."""
     cursor.execute(_POSITIONS)
     return [PositionRow(*row) for row in cursor.fetchall()]
 
@@ -193,7 +202,7 @@ def read_positions(cursor: Any) -> list[PositionRow]:
 def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[datetime, dict[str, int]]:
     """Returns the database's time, and the last value of each stream's sequence by stream name.
 
-    Call it after ``read_positions``. A sequence below a stored position is then truly behind.
+    Must be called after ``read_positions``. Only then is a sequence below a stored position truly behind.
     """
     columns = ["clock_timestamp()", *(f"({sequence_sql(stream)})" for stream in streams)]
     cursor.execute(f"SELECT {', '.join(columns)}")
@@ -202,7 +211,10 @@ def read_sequences(cursor: Any, streams: Sequence[StreamDeclaration]) -> tuple[d
 
 
 def read_readers(cursor: Any) -> list[ReaderRow]:
-    """Returns stored readers: the named ones first, then open ones, then closed ones. Old and long closed ones are left out."""
+    """Returns stored readers: the named ones first, then open ones, then closed ones.
+
+    Readers that are not named are left out if their last heartbeat is old or they closed long ago.
+    """
     cursor.execute(_READERS)
     return [_reader(row) for row in cursor.fetchall()]
 
@@ -236,7 +248,7 @@ def _queued(text: str) -> dict[str, int]:
 
 
 def _vectors(text: str) -> dict[str, dict[str, int]]:
-    """Parses stored positions. Entries of another type are left out."""
+    """Parses stored positions. Entries of an unexpected type are left out."""
     stored = orjson.loads(text)
     if not isinstance(stored, dict):
         return {}
@@ -250,7 +262,10 @@ def _vectors(text: str) -> dict[str, dict[str, int]]:
 def read_last_writes(
     cursor: Any, streams: Sequence[StreamDeclaration], rows: Iterable[PositionRow]
 ) -> dict[tuple[str, int], datetime]:
-    """Returns ``{(stream, ID): time of the fact}`` for the last write of every writer. Trimmed facts are missing."""
+    """Returns ``{(stream, ID): time of the fact}`` for the last write of every writer.
+
+    A fact that was trimmed has no entry.
+    """
     ids: dict[str, list[int]] = {}
     for row in rows:
         if row.last_write_position is not None:
@@ -279,7 +294,7 @@ def _last_write_sql(number: int, table: FactTable) -> str:
 
 
 def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int, int]]) -> dict[str, Window]:
-    """Returns for each wanted stream its newest facts with ``low < ID <= high``.
+    """Returns for each wanted stream its newest facts with ``low < ID <= high``, up to ``WINDOW_FACTS`` of each table.
 
     ``wanted``: ``{name: (declaration, low, high)}``.
     """
@@ -305,8 +320,8 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
 
 
 def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
-    """Returns the window of a stream from the batches of its tables, each as (low bound, facts)."""
-    # A batch that reached the limit may lack rows of its lowest ID, and lacks all IDs below. So it is complete above that ID.
+    """Returns the window of a stream. For each of its tables, ``tables`` has (lower bound of the IDs, newest facts)."""
+    # A batch that reached the limit may lack rows of its lowest ID and lacks all IDs below. It is complete above that.
     cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
     complete_above = max(cut)
     return Window((fact for _, batch in tables for fact in batch if fact[0] > complete_above), complete_above)
@@ -325,7 +340,7 @@ def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str
 def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, datetime]:
     """Returns the receive time of the oldest fact above each vector, by the vector's index.
 
-    Without such a fact the index is missing.
+    A vector without such a fact has no entry.
     """
     by_stream: dict[str, list[int]] = {}
     for index, vector in enumerate(vectors):
@@ -353,7 +368,7 @@ def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, d
 def _oldest_sql(group: int, stream: StreamDeclaration, table: FactTable) -> str:
     """Returns the query for the first fact above each vector.
 
-    It walks up the index to the first hit, ``SCAN_FACTS`` rows at most.
+    The query walks up the index to the first unread fact, over ``SCAN_FACTS`` rows at most.
     """
     return f"""
         SELECT wanted.index, found.at FROM unnest(

@@ -2,8 +2,8 @@
 
 Their streams and writers look like our own, and are marked as recorded.
 
-One query, in the same database snapshot as everything else. A record is left out if it ended, or if its recorder went
-silent, more than a day ago.
+This takes one query, in the same database snapshot as everything else. A record is left out if it ended, or if its
+recorder went silent, more than a day ago.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORDER BY s.name, p.stream, p.instance_name LIMIT {MOST_WRITERS}
 
 @dataclass(frozen=True, slots=True)
 class RecordedRow:
-    """A writer of a foreign server, with the record that it belongs to."""
+    """A writer of a foreign server, with the name of the record in which the server's facts are stored."""
 
     record: str
     server_name: str

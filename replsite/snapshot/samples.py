@@ -41,9 +41,9 @@ def read_samples(cursor: Any) -> list[SampleRow]:
 
 
 def warm(history: History, samples: Iterable[SampleRow], readers: Sequence[ReaderRow]) -> None:
-    """Adds the samples of other processes to the history.
+    """Adds stored samples to the history: the lag of readers, and the facts per second of streams.
 
-    For readers this is their lag. For streams it is facts per second, from the growth of their position.
+    The facts per second are computed from the growth of a stream's position. Other processes stored the samples.
     """
     found: dict[tuple[str, str], list[SampleRow]] = {}
     for sample in samples:

@@ -1,7 +1,7 @@
 """Shares one snapshot in a process between all viewers, scrapes and probes of the same moment.
 
-It also keeps the history that tells a stuck reader from one that catches up. So all of them show the same status words.
-Calls block, and may come from any thread.
+A `SharedSnapshot` also keeps the history that tells a stuck reader from one that catches up. So all callers show the
+same status words. Calls block, and may come from any thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reads what fills the database: sizes and growth of tables, state groups, and big rooms.
 
-A few bounded queries on a Django cursor, inside the snapshot's transaction. Row counts are PostgreSQL's own estimates; no
-table is counted. Unreferenced state groups are found by index. If there are very many groups, only a sample is checked.
+This takes a few bounded queries on a Django cursor, inside the snapshot's transaction. Row counts are PostgreSQL's own
+estimates; no table is counted. Unreferenced state groups are found by index. If there are very many groups, only a
+sample is checked.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["DATABASE", "MOST_TABLES", "STORAGE_SECONDS", "read_storage"]
 STORAGE_SECONDS = 60.0
 MOST_TABLES = 12
 MOST_ROOMS = 10
-#: Up to so many groups are all checked. Beyond that, only a sample of about this size is checked.
+#: Up to this number, all groups are checked. If there are more, a sample of about this size is checked.
 GROUPS_LOOKED_AT = 20_000
 #: Name of the whole database among the samples of tables.
 DATABASE = "(database)"
@@ -49,7 +50,7 @@ WHERE events + history > 0 ORDER BY events + history DESC, room_id LIMIT {MOST_R
 
 
 def read_storage(cursor: Any, as_of: datetime) -> StorageView:
-    """Returns everything about storage. The parts of apps that are not installed stay empty."""
+    """Returns the figures of the database's storage. Figures of apps that are not installed stay empty."""
     cursor.execute("SELECT pg_database_size(current_database())")
     database_bytes = cursor.fetchone()[0]
     cursor.execute(_SIZES)
@@ -78,7 +79,10 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
 
 
 def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
-    """Returns the number of unreferenced state groups, and whether it is exact. The number is None if it cannot be known."""
+    """Returns the number of unreferenced state groups, and true if the number is exact.
+
+    The number is None if ``state`` or ``events`` is not installed.
+    """
     if groups is None or not apps.is_installed("events"):
         return None, True
     if groups <= GROUPS_LOOKED_AT:

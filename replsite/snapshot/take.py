@@ -88,7 +88,7 @@ def limits() -> Limits:
 
 
 def take_snapshot(history: History | None = None, using: str | None = None) -> Snapshot:
-    """Reads the database and returns a judged snapshot.
+    """Reads the database, and returns a snapshot with status words.
 
     ``history`` holds the caller's earlier snapshots. It is needed to tell readers that are stuck or falling behind from
     those that catch up. Raises ``django.db.Error`` if the database cannot be read.
@@ -96,9 +96,10 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
     history = history or History()
     declarations = [stream.declaration for stream in registry.all_streams()]
     with read_only_snapshot(using or stream_settings().database) as cursor:
-        # Positions before sequences. A sequence only grows, and is read outside of the transaction's snapshot. So a value below
-        # a position is truly behind, even within a caller's transaction that has no fixed snapshot. In the other order there:
-        # the sequence is read at 5, a writer reserves and stores 6, and the position is read at 6.
+        # The positions are read before the sequences. A sequence only grows, and is read outside of the transaction's
+        # snapshot. So a sequence below a position is truly behind, even if the caller's transaction has no fixed
+        # snapshot. In the other order, such a transaction could see: the sequence is read at 5, a writer reserves and
+        # stores 6, and the position is read at 6.
         positions = rows.read_positions(cursor)
         as_of, sequences = rows.read_sequences(cursor, declarations)
         writers: dict[str, list[str]] = {}
@@ -126,7 +127,7 @@ def take_snapshot(history: History | None = None, using: str | None = None) -> S
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """The rows that were read, not judged yet."""
+    """The rows that were read from the database, still without status words."""
 
     as_of: datetime
     declarations: Mapping[str, StreamDeclaration]
@@ -143,9 +144,9 @@ class _Reading:
         return [row for row in self.positions if row.stream == stream]
 
     def stream_names(self) -> list[str]:
-        """Returns the declared streams, then those found only in the database.
+        """Returns the declared streams, then streams that are only in the database.
 
-        Another version of the program may declare those.
+        Another version of the program may declare the latter.
         """
         return [*self.declarations, *sorted({row.stream for row in self.positions} - self.declarations.keys())]
 
@@ -166,7 +167,7 @@ _Vector = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class _Lags:
-    """Lags by vector. Each distinct vector is computed once."""
+    """The lags of vectors. The lag of each distinct vector is computed once."""
 
     def __init__(self) -> None:
         self.known: dict[_Vector, Unread] = {}
@@ -180,9 +181,9 @@ def _vector(stream: str, have: Mapping[str, int]) -> _Vector:
 
 
 def _read_lags(cursor: Any, reading: _Reading) -> _Lags:
-    """Compares the positions of readers with the newest facts of each stream.
+    """Computes the lags of readers, by comparing their positions with the newest facts of each stream.
 
-    Does the same for writers that linear readers wait for.
+    Also computes how many facts lie above each active writer's position, because linear readers wait for these facts.
     """
     upto = {name: reading.facts_upto(name) for name in reading.declarations}
     behind: dict[_Vector, int] = {}
@@ -196,7 +197,7 @@ def _read_lags(cursor: Any, reading: _Reading) -> _Lags:
     for vector, low in behind.items():
         stream, have = vector[0], dict(vector[1])
         lags.known[vector] = unread(have, upto[stream], windows.get(stream, EMPTY))
-        # The oldest unread fact may lie below the window: one more query for all such vectors looks it up.
+        # The oldest unread fact may lie below the window. One more query looks up these facts for all such vectors.
         if lags.known[vector].below_window:
             high = max(upto[stream].values())
             far.append((vector, FarBehind(reading.declarations[stream], low, high, have)))
@@ -219,7 +220,10 @@ def _vectors(reading: _Reading) -> Iterator[tuple[str, Mapping[str, int]]]:
 
 
 def _behind_writer(row: PositionRow) -> dict[str, int]:
-    """Returns the vector of a linear reader that waits for this writer: it has all facts up to the writer's position."""
+    """Returns the vector of a linear reader that waits for this writer.
+
+    Such a reader has all facts up to the writer's position.
+    """
     return {row.writer: row.position}
 
 
@@ -234,7 +238,7 @@ def _read_windows(
 
 
 class _Assembly:
-    """A builder that judges the rows and assembles the views of one snapshot."""
+    """A builder that computes the status words and assembles the views of one snapshot."""
 
     def __init__(self, reading: _Reading, lags: _Lags, limits: Limits, history: History) -> None:
         self.reading = reading
@@ -253,7 +257,7 @@ class _Assembly:
         self.hours = history.hours.add(self.at, self._written_by_the_expected())
 
     def _recent_facts(self, written: Mapping[tuple[str, str], int]) -> dict[Hashable, Series]:
-        """Returns facts per second, by stream name, and for active writers by (stream, writer)."""
+        """Returns series of facts per second: for streams by their name, for active writers by (stream, writer)."""
         counters: dict[Hashable, float] = dict.fromkeys(self.reading.stream_names(), 0)
         for (stream, _), number in written.items():
             counters[stream] += number
@@ -265,7 +269,7 @@ class _Assembly:
         return found
 
     def _written_by_the_expected(self) -> dict[Hashable, int]:
-        """Returns the facts written under each expected name that has a minimum per hour."""
+        """Returns the number of facts written under each expected name that has a minimum per hour."""
         return {
             (one.stream, one.writer): sum(row.facts_written for row in self._rows_of(one))
             for found in self.expected.values()
@@ -495,7 +499,10 @@ class _Assembly:
         )
 
     def _speeds(self, row: ReaderRow) -> dict[str, float | None]:
-        """Returns bytes per second in and out, and the seconds until the unsent bytes reach their limit."""
+        """Returns bytes per second in and out, and the seconds until the unsent bytes reach their limit.
+
+        Returns an empty dict for a closed reader, or for one that was not watched long enough.
+        """
         speed = self.moved.get(row.key)
         if speed is None or row.closed_at is not None:
             return {}
@@ -545,9 +552,10 @@ class _Assembly:
         )
 
     def _waits_for(self, row: ReaderRow, stream: str) -> str:
-        """Names the writer that holds the linear position, if the reader read everything up to there and nothing beyond.
+        """Returns a text about the writer that a reader waits for, or "" if it does not wait.
 
-        Otherwise "".
+        This is the writer that holds back the linear position. A reader waits if it has read everything up to the
+        linear position, and nothing beyond.
         """
         view, have = self.streams.get(stream), row.positions.get(stream)
         if view is None or not have or max(have.values()) > view.linear_position:
@@ -588,14 +596,17 @@ class _Assembly:
 
 
 def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedView]) -> Verdict:
-    """Returns the worst status among active writers and missing expected ones. If all are fine, one that is writing wins."""
+    """Returns the worst status among active writers and missing expected ones.
+
+    Of several equally bad ones, the status of a writer that is writing comes first.
+    """
     active = [writer.status for writer in writers if writer.state != RETIRED]
     active += [one.status for one in expected if _worth(one.status)]
     return worst(sorted(active, key=lambda status: status.word != WriterWord.WRITING), _QUIET)
 
 
 def _holder(stream: StreamView) -> WriterView | None:
-    """Returns the writer that holds the linear position back, the worst of several. None if there is none."""
+    """Returns the writer that holds the linear position back, or None. If there are several, returns the worst."""
     for writer in stream.writers:
         is_lowest = writer.state != RETIRED and writer.position == stream.linear_position
         if is_lowest and (writer.pending_facts or _worth(writer.status)):
@@ -630,7 +641,10 @@ def _worst_first(views: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _is_left(stream: StreamView) -> bool:
-    """Returns true if every writer of the stream has retired. Such streams are sorted behind others of the same severity."""
+    """Returns true if every writer of the stream has retired.
+
+    Such streams are sorted behind others of the same severity.
+    """
     return all(writer.state == RETIRED for writer in stream.writers)
 
 

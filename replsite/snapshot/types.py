@@ -40,9 +40,9 @@ __all__ = [
 class WriterView:
     """A writer on one stream. Ages are in seconds.
 
-    ``pending_facts`` are reserved and not complete yet. ``behind_facts`` and ``behind_seconds`` describe the facts above
-    the writer's position, which linear readers wait for: their number and the age of the oldest. ``behind_exact`` False
-    means an estimate.
+    ``pending_facts`` are reserved and not complete yet. ``behind_facts`` is the number of facts above the writer's
+    position, and ``behind_seconds`` the age of the oldest. Linear readers wait for these facts. If ``behind_exact`` is
+    false, the number is an estimate.
     """
 
     stream: str
@@ -70,10 +70,10 @@ class WriterView:
     command: str
     status: Verdict
     row_id: int | None = None
-    """Key of its row in ``streams_streamposition``. None: it has none there."""
+    """Key of its row in ``streams_streamposition``. None: a recorded writer has no row there."""
     version: str = ""
     lease: int = 0
-    """Number of its lease. It grows with each process that takes the name, and when a process lost its lock and is back."""
+    """Number of its lease. It grows when a process takes the name, and when it takes it again after a lost lock."""
     started_at: datetime | None = None
     """When its process began to write. ``version`` and this time belong to the process, not to the writer."""
     oldest_pending_query_at: datetime | None = None
@@ -81,15 +81,15 @@ class WriterView:
     facts_per_second: float | None = None
     """Over the last half minute. None: not watched long enough."""
     recent: tuple[float | None, ...] = ()
-    """Facts per second in the last five minutes, as far as this process watched it. Empty: no facts at all."""
+    """Facts per second in the last five minutes, as far as this process watched the writer. Empty: no facts at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedView:
     """A name or pattern of REPLSITE_EXPECTED_WRITERS on one stream.
 
-    ``living`` counts the writers that match it, are alive and have not retired. ``facts_last_hour`` is None if no minimum
-    is set, and until this process has watched them for an hour.
+    ``living`` is the number of matching writers that are alive and have not retired. ``facts_last_hour`` is None if no
+    minimum is set, and until this process has watched these writers for an hour.
     """
 
     stream: str
@@ -150,7 +150,7 @@ class ReaderStreamView:
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """Data on its way to a reader: lines for its connection, bytes in the kernel's buffers, rows to be handled."""
+    """Data on its way to a reader: commands for its connection, bytes in the kernel's buffers, rows to be handled."""
 
     lines: int = 0
     kernel_send_bytes: int = 0
@@ -163,7 +163,8 @@ class WaitingView:
 class ReaderView:
     """A reader or connection with the streams that it follows, worst first.
 
-    The positions of a connection are those sent to it. Those of a follower or a Spark query are those that it has handled.
+    The positions of a connection are those that were sent to it. The positions of a follower or a Spark query are those
+    that it has handled.
     """
 
     key: str
@@ -190,7 +191,7 @@ class ReaderView:
     bytes_out_per_second: float | None = None
     """Over the last half minute. None: not watched long enough."""
     seconds_to_overflow: float | None = None
-    """Time until its unsent bytes reach the limit, at the present growth. It is then closed as slow. None: they do not grow."""
+    """Time until the unsent bytes reach the limit at which the connection is closed as slow. None: they do not grow."""
     waiting: WaitingView = WaitingView()
     runs: bool = True
     """False: a named reader with stored cursors that no process runs now."""
@@ -200,7 +201,7 @@ class ReaderView:
 
 @dataclass(frozen=True, slots=True)
 class SyncingView:
-    """The syncing users of one worker process. ``name`` is its connection's own name, ``worker`` its random ID."""
+    """The syncing users of one worker process. ``name`` is what the worker calls itself, ``worker`` its random ID."""
 
     name: str
     worker: str
@@ -211,7 +212,7 @@ class SyncingView:
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgedView:
-    """The acknowledged position of a federation sender in the stream ``federation``."""
+    """The position in the stream ``federation`` that a federation sender has acknowledged."""
 
     instance: str
     token: int
@@ -220,7 +221,10 @@ class AcknowledgedView:
 
 @dataclass(frozen=True, slots=True)
 class CountView:
-    """A count of events on the wire. ``kind`` is closed, refused, command or dropped."""
+    """A counter of what happened on the connections of all servers, or of rows that jobs changed.
+
+    ``kind`` is closed, refused, received, sent, rdata, updates, dropped or job rows.
+    """
 
     kind: str
     name: str
@@ -229,7 +233,10 @@ class CountView:
 
 @dataclass(frozen=True, slots=True)
 class WorkersView:
-    """Reports of workers, over all servers. ``addresses`` is the number of stored user addresses."""
+    """The reports of workers, over all servers, and the counters of connections.
+
+    ``addresses`` is the number of stored user addresses.
+    """
 
     users_syncing: int = 0
     syncing: tuple[SyncingView, ...] = ()
@@ -245,9 +252,10 @@ class WorkersView:
 
 @dataclass(frozen=True, slots=True)
 class JobStatusView:
-    """A job that is queued, running, or ended within a day.
+    """A job that is queued or running, or that ended within a day.
 
-    ``done``, ``total`` and ``rate`` (per second) count ``unit`` in the present stage.
+    ``done`` and ``total`` refer to the present stage. They are numbers of ``unit``, for example of events. ``rate`` is
+    the growth of ``done`` per second.
     """
 
     id: int
@@ -276,7 +284,10 @@ class JobFigures:
 
 @dataclass(frozen=True, slots=True)
 class QueryFigures:
-    """The progress of a query of the live pipeline: batches applied since its tables were made, and the time of the last one."""
+    """The progress of a query of the live pipeline: its number of applied batches, and the time of the last one.
+
+    The batches are counted since the query's tables were made.
+    """
 
     query: str
     batches: int
@@ -351,7 +362,7 @@ class Snapshot:
     storage: StorageView | None = None
 
     def stream(self, name: str) -> StreamView:
-        """Returns the stream of that name. Raises ``KeyError``."""
+        """Returns the stream of that name. Raises ``KeyError`` if there is none."""
         return {stream.name: stream for stream in self.streams}[name]
 
 

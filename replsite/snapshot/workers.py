@@ -1,6 +1,6 @@
-"""Reads for the snapshot what workers reported, and the counts of events on the wire, in one query.
+"""Reads for the snapshot what workers reported, and the counters of connections, in one query.
 
-Called with a Django cursor. The query limits the rows, since clients choose the names.
+The query runs on a Django cursor. It limits the number of rows, because clients choose the names.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SELECT jsonb_build_object(
 
 
 def read_workers(cursor: Any, silence_seconds: float) -> WorkersView:
-    """Returns everything about workers. Connections without news for ``silence_seconds`` are left out."""
+    """Returns the reports of workers. Connections that reported nothing for ``silence_seconds`` are left out."""
     cursor.execute(_WORKERS, {"silence": silence_seconds})
     found = orjson.loads(cursor.fetchone()[0])
     return WorkersView(

@@ -1,7 +1,7 @@
 """Reads ``REPLSITE_EXPECTED_WRITERS``, the writers that each stream must have (pure).
 
-``{"events": ["web-{n}", "importer"], "caches": {"web-1": 60}}`` gives names or patterns for each stream. As an object, it
-also gives the least number of facts per hour of each name. Null stands for any number.
+``{"events": ["web-{n}", "importer"], "caches": {"web-1": 60}}`` gives names or patterns for each stream. An object, as
+for ``caches``, also gives for each name the least number of facts per hour; null means that there is no minimum.
 """
 
 from __future__ import annotations

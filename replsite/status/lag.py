@@ -20,15 +20,15 @@ __all__ = ["Unread", "Window", "unread"]
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """The facts between two vectors of positions."""
+    """The number and age of the facts that a reader's vector lacks."""
 
     facts: int
     exact: bool
     """False: ``facts`` is an estimate from the difference of IDs."""
     oldest_at: datetime | None
-    """When the oldest of them was received. None: nothing is unread, or it lies below the window."""
+    """When the oldest unread fact was received. None: nothing is unread, or the fact lies below the window."""
     below_window: bool = False
-    """True: the oldest one may lie below the window and must be looked up."""
+    """True: the oldest unread fact may lie below the window and must be looked up."""
 
 
 class Window:
@@ -60,9 +60,10 @@ EMPTY = Window((), 0)
 
 
 def unread(have: Mapping[str, int], upto: Mapping[str, int], window: Window) -> Unread:
-    """Returns the facts above the reader's position and not above the writer's, over all writers.
+    """Returns the facts that a reader has not read, over all writers.
 
-    ``upto`` gives for each writer the position up to which it has facts. Equal vectors have no lag, whatever the clock says.
+    ``have`` is the reader's vector. ``upto`` gives for each writer the position up to which it has facts. Equal vectors
+    have no lag, whatever the clock says.
     """
     facts, oldest, gap_from, gap_upto = 0, None, None, 0
     for writer, at in upto.items():

@@ -1,7 +1,7 @@
 """Keeps the last five minutes of figures in steps of 15 seconds, for the small charts (pure).
 
-A step holds either the highest value seen in it (lag), or the growth per second of a counter over it (facts written). A step
-without any sample is None. Every value comes with its time, which is the database's.
+A step holds either the highest value seen in it (lag), or the growth per second of a counter over it (facts written). A
+step without any sample is None. Callers give every value with its time by the database's clock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Series = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """A counter: the base that the rate of the present step is computed from, and the last value seen."""
+    """A counter: its last value, and the base from which the rate of the present step is computed."""
 
     base_at: float
     base: float
@@ -73,7 +73,10 @@ class Recent:
         self._at: float | None = None
 
     def is_cold(self, at: float) -> bool:
-        """Returns true if so little is known that it is worth loading the history of the whole site."""
+        """Returns true if no sample was added for half a minute.
+
+        Then it is worth loading the stored history of the site.
+        """
         return self._at is None or at - self._at > _LONGEST_GAP_SECONDS
 
     def seed(self, key: Hashable, values: Iterable[tuple[float, float]]) -> None:
@@ -99,7 +102,8 @@ class Recent:
 
         Returns for each key its growth per second in each of its last steps, oldest first.
 
-        The rate of a step covers the time since the last sample of the step before. A counter that went back starts over.
+        The rate of a step covers the time since the last sample of the step before. A counter that became lower begins
+        anew: the growth is counted from its new value.
         """
         step = int(at // STEP_SECONDS)
         for key, value in counters.items():
@@ -109,7 +113,10 @@ class Recent:
         return self._told(at, counters)
 
     def _base(self, key: Hashable, step: int, at: float, value: float) -> tuple[float, float]:
-        """Returns moment and value from which the rate of the present step is computed: the last sample of the step before."""
+        """Returns the moment and value from which the rate of the present step is computed.
+
+        This is the last sample of the step before, or the present sample if there is none or the counter became lower.
+        """
         known = self._seen.get(key)
         if known is None or value < known.last or at - known.last_at > _LONGEST_GAP_SECONDS:
             known = _Counter(at, value, at, value)
@@ -130,7 +137,7 @@ class Recent:
         return found
 
     def forget_others(self, keys: Collection[Hashable]) -> None:
-        """Removes all keys but these."""
+        """Removes all keys that are not among ``keys``."""
         wanted = set(keys)
         for known in (self._steps, self._seen):
             for gone in known.keys() - wanted:

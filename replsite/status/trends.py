@@ -1,7 +1,7 @@
 """Detects from earlier snapshots what a single one cannot show: whether a reader moves, and whether its lag grows (pure).
 
-It keeps a short history of the snapshots of this process. Every sample comes with its time, which is the database's. So
-samples of different servers must not be mixed.
+A `History` keeps the figures of this process's recent snapshots. Every sample comes with its time by the database's
+clock. So samples of different database servers must not be mixed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Speeds:
     def add(self, at: float, counters: Mapping[Hashable, tuple[int, ...]]) -> dict[Hashable, tuple[float, ...] | None]:
         """Adds the counters of one moment and forgets other keys.
 
-        Returns growth per second, None if watched for less than 3 seconds.
+        Returns the growth per second, or None for a key that was watched for less than 3 seconds.
         """
         for gone in self._seen.keys() - counters.keys():
             del self._seen[gone]
@@ -100,7 +100,10 @@ class Hours:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
 
     def add(self, at: float, counters: Mapping[Hashable, int]) -> dict[Hashable, int | None]:
-        """Adds the counters of one moment and forgets other keys. Returns the growth, None if not watched for an hour."""
+        """Adds the counters of one moment and forgets other keys.
+
+        Returns the growth in the last hour, or None for a key that was not watched for an hour.
+        """
         for gone in self._seen.keys() - counters.keys():
             del self._seen[gone]
         return {key: self._add_one(key, at, value) for key, value in counters.items()}
@@ -131,7 +134,7 @@ class History:
     def seldom(self, name: str, at: float, every_seconds: float, read: Callable[[], Any]) -> Any:
         """Returns the cached result of ``read``.
 
-        Calls it again if the result is ``every_seconds`` old, or the clock went back.
+        Calls ``read`` again if the result is ``every_seconds`` old, or the clock went back.
         """
         known = self._seldom.get(name)
         if known is None or not 0 <= at - known[0] < every_seconds:

@@ -1,8 +1,8 @@
 """Assigns status words to writers, readers and jobs, one rule for each word (pure).
 
-The words are those of ``docs/reference/status-words.md``. Silence alone is never an error. A writer or reader is called
-gone if its heartbeat is missing, and stuck only if it has a heartbeat and does not move. The rules take plain numbers.
-Reading the database and the clock is left to the callers.
+The words are those of ``docs/reference/status-words.md``. A writer without new facts, or a reader of a quiet stream, is
+idle and not in error. A writer or reader is called gone if its heartbeat is missing. It is called stuck only if it has
+a heartbeat and does not move. The rules take plain numbers. Reading the database and the clock is left to the callers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
 ]
 
 
-#: A job that is queued for longer, while no queued job is running, needs a ``runjobs`` process.
+#: If a job is queued for longer, and no job from the queue is running, a ``runjobs`` process must be started.
 JOB_WAITS_SECONDS = 60.0
 _MOST_OF_ERROR = 300
-#: The remedy that the error about trimmed facts names itself.
+#: A reader's error about trimmed facts contains this command as its remedy.
 _RESYNC = "manage.py resync reader"
 
 
@@ -124,7 +124,7 @@ class Limits:
     """Thresholds between the status words."""
 
     heartbeat_seconds: float = 1.0
-    """Period of heartbeats. After three missed ones the owner is gone."""
+    """Period of heartbeats. After three missed heartbeats the writer or reader counts as gone."""
     blocked_after_seconds: float = 10.0
     """A fact that is pending for longer makes its writer *blocked*."""
     writing_within_seconds: float = 10.0
@@ -134,7 +134,7 @@ class Limits:
     current_within_seconds: float = 1.0
     """Facts younger than this may be on their way. A reader that misses only those is current."""
     stuck_after_seconds: float = 10.0
-    """A reader that does not move for this long, with facts unread for this long, is stuck."""
+    """A reader is stuck if it did not move for this long, and facts were unread for this long."""
     falling_floor_facts: int = 100
     falling_floor_seconds: float = 5.0
     """Lag below either floor is never called falling behind, even if it grows."""
@@ -143,11 +143,11 @@ class Limits:
     missing_after_seconds: float = 30.0
     """An expected writer may be away for so long, for example during a restart. After that it is an error."""
     left_behind_after_seconds: float = 60.0
-    """A named reader without a process is left behind once it was not run, and had unread facts, for longer than this."""
+    """A named reader is left behind if no process ran it, and facts were unread, for longer than this."""
 
     @property
     def gone_after_seconds(self) -> float:
-        """Age of a heartbeat above which its owner counts as gone."""
+        """The age of a heartbeat above which its owner counts as gone."""
         return 3 * self.heartbeat_seconds
 
 
@@ -159,12 +159,15 @@ class Verdict:
     severity: Severity
     sentence: str
     command: str = ""
-    """The command in the sentence that repairs it, ready to run. Empty: there is none."""
+    """The command in the sentence that solves the problem, ready to run. Empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriterOnStream:
-    """The figures from which the rules judge a writer on one stream. Ages are in seconds, None if there is none."""
+    """The figures from which the rules judge a writer on one stream.
+
+    Ages are in seconds; None means that there is no such time.
+    """
 
     stream: str
     writer: str
@@ -216,7 +219,7 @@ class ReaderOnStream:
     went_back_seconds: float | None = None
     """How long ago its position became lower. None: it never did while watched."""
     waits_for: str = ""
-    """The writer that a linear reader waits for, with its status, if it has read all that it may. Empty: none."""
+    """If a linear reader has read all that it may: the writer that it waits for, with its status. Empty: none."""
     named: NamedReader | None = None
     """None: it has no stored cursor."""
 
@@ -271,7 +274,7 @@ class JobSeen:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A status that needs a look, with the name of its writer, reader, job or stream."""
+    """A status that an operator should look at, with the name of its writer, reader, job or stream."""
 
     subject: str
     verdict: Verdict
@@ -443,7 +446,7 @@ def _parked(named: NamedReader) -> Verdict:
 
 
 def judge_missing_reader(name: str) -> Verdict:
-    """Returns the status of a reader that REPLSITE_READERS names and that is not known here."""
+    """Returns the status of a reader that REPLSITE_READERS names and of which nothing is stored here."""
     text = (
         f"REPLSITE_READERS names it, but there is no trace of {name} within a day. Start it; it goes on where it was."
     )
@@ -512,7 +515,10 @@ def _queued_job(seen: JobSeen) -> Verdict:
 
 
 def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdict | None:
-    """Returns a verdict if the stored position is above the sequence, None otherwise. IDs would then be handed out twice."""
+    """Returns a verdict if the sequence is below the stored position, and None otherwise.
+
+    Such a sequence would give out IDs for the second time.
+    """
     if sequence_value is None or sequence_value >= head:
         return None
     command = "manage.py check_streams --repair"
@@ -524,12 +530,12 @@ def judge_sequence(stream: str, sequence_value: int | None, head: int) -> Verdic
 
 
 def worst(verdicts: Iterable[Verdict], otherwise: Verdict) -> Verdict:
-    """Returns the most severe verdict, the first of equal ones. ``otherwise`` if there is none."""
+    """Returns the most severe verdict, the first of equal ones. Returns ``otherwise`` if there is none."""
     return max(verdicts, key=lambda verdict: verdict.severity, default=otherwise)
 
 
 def judge_health(problems: Iterable[Problem], summary: str) -> Health:
-    """Returns the state of the whole site. ``summary`` counts its parts, and is shown if nothing is wrong."""
+    """Returns the state of the whole site. ``summary`` counts the site's parts. It is shown if all is well."""
     found = sorted(problems, key=lambda problem: -problem.verdict.severity)
     if not found or found[0].verdict.severity < Severity.WARNING:
         return Health(HealthWord.WELL, f"All is well: {summary}.", tuple(found))

@@ -1,6 +1,6 @@
 """Renders the tables of the live page for terminals (pure), as aligned plain lines or as cells for ``rich``.
 
-Clients choose their own names. So characters that a terminal would interpret are written as escapes.
+Clients choose their own names. So control characters, which a terminal would interpret, are written as escapes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cells_of(row: Row, now: datetime, *, indent: bool) -> list[str]:
 
 
 def rows_of(groups: Iterable[Group], now: datetime) -> list[tuple[str, bool, list[str]]]:
-    """Returns (severity, whether it heads a group, cells) for every line."""
+    """Returns (severity, true for the head of a group, cells) for every line."""
     found = []
     for group in groups:
         found.append((group["head"]["severity"], True, cells_of(group["head"], now, indent=False)))
@@ -41,7 +41,7 @@ def rows_of(groups: Iterable[Group], now: datetime) -> list[tuple[str, bool, lis
 
 
 def lines_of(columns: Sequence[Column], groups: Iterable[Group], now: datetime) -> list[str]:
-    """Returns aligned plain lines with a title line. Nothing is cut off."""
+    """Returns a table as aligned plain lines, headings first. No text is cut off."""
     rows = [[column.title for column in columns], *(cells for _, _, cells in rows_of(groups, now))]
     widths = [max(len(row[index]) for row in rows) for index in range(len(columns))]
     return ["  ".join(map(_set, row, widths, columns)).rstrip() for row in rows]

@@ -1,7 +1,7 @@
 """Implements the dialogue of ``manage.py streams retire`` and ``abort``. ``streams.writing.terminate`` does the work.
 
-Called with a cursor of a direct connection. Raises ``CommandError`` with status 1 if the writer is left as it was or
-halfway. The status is 2 if a confirmation is needed and there is no terminal.
+The methods take a cursor of a direct connection. They raise ``CommandError`` with status 1 if the action was not done,
+or only in part. The status is 2 if a confirmation is needed and there is no terminal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Confirmation:
         self._ask = ask or (input if sys.stdin is not None and sys.stdin.isatty() else None)
 
     def ask(self, name: str, question: str) -> None:
-        """Returns once the name was typed. Raises ``CommandError`` for any other answer, and where there is no terminal."""
+        """Returns once the name was typed. Raises ``CommandError`` for any other answer, or if there is no terminal."""
         if self._ask is None:
             raise CommandError(f"{question} There is no terminal to ask: add --yes.", returncode=2)
         if self._ask(f"{question} Type {name} to go on: ").strip() != name:
@@ -39,7 +39,7 @@ class Confirmation:
 
 
 class WriterActions:
-    """One run of either command."""
+    """One run of ``retire`` or ``abort``."""
 
     def __init__(self, say: Say, warn: Say, ask: Callable[[str], str] | None = None) -> None:
         self._say = say
@@ -49,8 +49,8 @@ class WriterActions:
     def retire(self, cursor: Any, writer: str, timeout_seconds: float) -> None:
         """Retires the writer on all its streams.
 
-        A dead writer is retired if evidence shows that it is dead. A living one is asked to leave, and this waits for it
-        ``timeout_seconds`` long.
+        A dead writer is retired if evidence shows that it is dead. A living writer is asked to leave, and the call
+        waits up to ``timeout_seconds`` until it has left.
         """
         found = terminate.holding(cursor, writer)
         if found.retired:
@@ -75,7 +75,10 @@ class WriterActions:
             self._say(f"{writer} retired on {row.stream} at {row.position}")
 
     def abort(self, cursor: Any, writer: str, *, is_confirmed: bool) -> None:
-        """Lists what holds the writer's streams back, and ends it once that is confirmed."""
+        """Lists the transactions that hold the writer's streams back, and ends them once the operator confirms.
+
+        If the writer's process does not react, also ends the session of the writer's lock.
+        """
         found = terminate.holding(cursor, writer)
         if found.retired:
             self._say(f"{writer} is retired: it holds nothing back.")
@@ -118,7 +121,7 @@ def _by(action: str) -> str:
 
 
 def _described(found: Holding) -> list[str]:
-    """Returns lines that list what holds the streams back: process and host, transactions, and since when."""
+    """Returns lines about what holds the streams back: process and host, pending facts, and open transactions."""
     lines = [f"{found.writer}: {found.process}, {'alive' if found.lock else 'gone'}"]
     for row in found.rows:
         if row.pending_facts:

@@ -1,1 +1,1 @@
-"""English."""
+"""Formats for English."""

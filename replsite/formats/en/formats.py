@@ -1,4 +1,4 @@
-"""Year first, seconds, 24 hours: two lines of a log and a row of the admin can be laid beside each other."""
+"""Defines the formats: year first, seconds, 24 hours. So moments in the admin can be compared with those in a log."""
 
 DATETIME_FORMAT = "Y-m-d H:i:s"
 SHORT_DATETIME_FORMAT = DATETIME_FORMAT

@@ -1,6 +1,7 @@
 """Prints a script with which bash or zsh completes our commands and their options: ``manage.py completion SHELL``.
 
-The script is made from the parsers themselves. It runs no program when it is used, so completion takes no time.
+The script is generated from the commands' argument parsers. It runs no program when it completes, so completion is
+fast.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Command(SiteCommand):
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declares the shell."""
+        """Declares the argument ``shell``."""
         parser.add_argument("shell", choices=("bash", "zsh"), help="the shell that is to read it")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -1,6 +1,6 @@
-"""Runs Django's ``migrate``, one at a time on a database.
+"""Runs Django's ``migrate`` under an advisory lock, so that only one runs on a database at a time.
 
-An advisory lock keeps others out, so that two servers that are installed at once can both begin with ``migrate``.
+Two servers that are installed at the same time can then both begin with ``migrate``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOLDER = f"SELECT a.pid {driver.LOCK_HOLDERS} LIMIT 1"
 
 
 class Command(SiteCommand, migrate.Command):
-    """Django's command under an advisory lock. The lock is held in a session of its own."""
+    """Django's command ``migrate``, run while a session of its own holds an advisory lock."""
 
     examples = (
         ("migrate", "make and change tables up to this version; waits for another migrate that is at work"),
@@ -31,7 +31,7 @@ class Command(SiteCommand, migrate.Command):
     )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Waits for others that migrate this database, then does what Django's command does."""
+        """Waits until no other process migrates this database, then does what Django's command does."""
         # Without the lock: A and B look at the empty database, A creates django_migrations, B creates it too and ends with
         # a traceback. Or both carry out the same migration.
         with self._alone(options["database"], options["verbosity"]):
@@ -55,12 +55,12 @@ class Command(SiteCommand, migrate.Command):
             lock.close()
 
     def _take(self, lock: Any, verbosity: int) -> None:
-        """Takes the lock, by asking again and again. Prints once which session holds it."""
+        """Takes the lock, by asking again and again. If another session holds it, prints once which one."""
         has_told = False
         with lock.cursor() as cursor:
             key = driver.migrate_key(cursor)
-            # A statement that waits for the lock would keep its snapshot. If the holder creates an index concurrently, it
-            # waits for that snapshot to end, and the two would wait for each other.
+            # A statement that waits for the lock would keep its snapshot. If the holder creates an index concurrently,
+            # the holder waits for that snapshot to end, and the two would wait for each other.
             while not _is_taken(cursor, key):
                 if not has_told and verbosity:
                     cursor.execute(_HOLDER, [key])

@@ -1,7 +1,8 @@
 """Shows positions, pending facts, readers and their lag: the live page for terminals and scripts.
 
-Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Wrong is a
-writer that is blocked or gone with pending facts, a reader that is stuck, or a sequence that is behind.
+Exit status of ``manage.py streams``: 0 if nothing is wrong, 1 if something is, 2 for unusable arguments. Something is
+wrong if a status has the severity ``wrong``. Examples are a writer that is blocked or gone with pending facts, a reader
+that is stuck, and a sequence below the stored position of its stream.
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ class Command(SiteCommand):
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:
-    """Returns whether a living reader lags so long that one snapshot cannot tell slow from stuck."""
+    """Returns true if a reader lags so long that one snapshot cannot tell whether it is slow or stuck."""
     return any(
         view.lag_seconds >= patience and view.status.word == "catching up"
         for reader in snapshot.readers

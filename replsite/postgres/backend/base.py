@@ -25,7 +25,7 @@ __all__ = ["DatabaseClient", "DatabaseWrapper", "launch_settings"]
 
 
 def launch_settings() -> LaunchSettings:
-    """Returns the choice of server in Django's settings."""
+    """Returns the launch settings of the embedded server, taken from Django's settings."""
     programs = getattr(settings, "REPLSITE_POSTGRES_BIN", "")
     return LaunchSettings(
         data_dir=Path(settings.REPLSITE_DATA_DIR),
@@ -40,7 +40,7 @@ class DatabaseClient(PostgresClient):
     connection: DatabaseWrapper
 
     def runshell(self, parameters: Iterable[str]) -> None:
-        """Runs the shell as Django's own client does: replaces this process, or waits for the shell."""
+        """Runs the shell as Django's own client does, after it has started the server."""
         self.connection.ensure_connection()  # starts the server, and creates the database if it is missing
         self.connection.close()
         super().runshell(parameters)
@@ -89,7 +89,7 @@ class DatabaseWrapper(PostgresWrapper):
     def _create_database_if_missing(self, conn_params: dict[str, Any]) -> None:
         """Creates the database unless the server's catalogue has it.
 
-        The catalogue is asked because the text of the connection error says too little.
+        The catalogue is asked because the connection error does not say clearly whether the database is missing.
         """
         name = self.settings_dict["NAME"]
         where = {key: conn_params[key] for key in ("host", "port", "user", "password")}
