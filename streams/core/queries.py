@@ -125,7 +125,10 @@ def column_sql(column: Column) -> str:
 
 @cache
 def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
-    """Returns a function that builds the row to send. Its argument is the values of the table's columns (``column_sql``)."""
+    """Returns a function that builds the row to send from the values of the table's columns.
+
+    The columns must have been selected with ``column_sql``.
+    """
     places = [place for place, column in enumerate(table.columns) if column.kind is ColumnKind.JSON]
     if not places:
         return table.row

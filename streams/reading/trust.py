@@ -6,9 +6,10 @@ may write this table. Replication servers also send one another commands for the
 only if the session's role may write the table of positions. Any other notification only causes a read of the table. All
 untrusted notifications within ``LOOK_GAP_SECONDS`` cause only one read.
 
-A *word* is a one-time secret: a random text. From a writer's second announcement on, ``OneTimeWords`` saves the query for
-the session. Each announcement contains the digest of the next word, and the next announcement on the stream contains
-that word. A listener that receives both knows that one process sent both. A word is worthless once it was received.
+A *word* is a one-time secret: a random text. From a writer's second announcement on, ``OneTimeWords`` saves the query that
+looks up the session. Each announcement contains the digest of the next word, and the next announcement on the stream
+contains that word. A listener that receives both knows that the same process sent them. A word is worthless once it was
+received.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Subscriber:
         self.begun = threading.Event()
 
     def prepare(self) -> None:
-        """Does slow work before the first call of ``before``, in the thread of the subscriber's first user. May raise."""
+        """Does slow work before the first call of ``before``. Runs in the thread that needs the subscriber first. May raise."""
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
         """Applies the facts up to these positions, before any code of this process sees one of the positions.
@@ -271,7 +271,7 @@ class PositionWatcher(PositionListener):
             one.lost(error)
 
     def _look_at_everything(self, cursor: Any) -> Found:
-        """Reads all positions, and also the epoch, because the database may have been restored meanwhile."""
+        """Reads all positions, and the epoch, because the database may have been restored while the connection was lost."""
         found = epochs.readable_epoch(cursor)
         if epochs.epoch_changed(self._epoch, found):
             self._known.forget()

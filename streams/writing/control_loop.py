@@ -352,7 +352,10 @@ class ControlLoop:
         return [(name, tracker) for name, tracker in list(self._writer.trackers.items()) if tracker.has_lost_ids]
 
     def _find_heads(self, cursor: Any, now: float) -> None:
-        """Takes one ID of each such stream and completes it unused, so that the position may pass the lost IDs below it."""
+        """Takes one ID on each stream of ``_at_unknown_heads`` and completes the ID unused.
+
+        The position may then pass the lost IDs, which lie below this ID.
+        """
         for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
             fetch, ids = tracker.begin_fetch(), []
             try:
