@@ -97,7 +97,7 @@ class BoundStream:
     # --- reading the database (cursors of any connection) ---------------------------------------------------------
 
     def sequence_value(self, cursor: Any) -> int:
-        """Returns the last ID that the sequence gave out, or one less than its start if it never did."""
+        """Returns the last ID that the sequence gave out, or one less than its start if it gave out none."""
         cursor.execute(sequence_sql(self.declaration))
         return int(cursor.fetchone()[0])
 

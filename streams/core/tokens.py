@@ -34,7 +34,7 @@ def _position(text: str, whole: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VectorToken:
-    """A place in a stream: after all facts up to ``base``, and for each writer in ``entries`` after its facts up to there.
+    """A place in a stream: after all facts up to ``base``, and after each writer's facts up to its position in ``entries``.
 
     Every entry must lie above the base. Raises ``TokenError`` otherwise.
     """

@@ -341,7 +341,10 @@ class PositionTracker:
             return self._linear
 
     def position_of(self, writer: str) -> int:
-        """Returns a writer's position, which is never below the linear position. For an unknown writer, returns the latter."""
+        """Returns a writer's position, which is never below the linear position.
+
+        For an unknown writer, returns the linear position.
+        """
         with self._lock:
             if writer == self._own_name:
                 return self._own_max
@@ -355,7 +358,7 @@ class PositionTracker:
 
     @property
     def own_minimum(self) -> int:
-        """The last position that this process reached by facts of its own."""
+        """The position that this process has reached by its own IDs: none of its IDs up to here is unfinished."""
         with self._lock:
             return self._own_position
 
@@ -411,7 +414,7 @@ class PositionTracker:
             return counts
 
     def token(self) -> VectorToken:
-        """Returns the token of the present: the linear position, and an entry for each writer that is ahead of it."""
+        """Returns the present position as a token: the linear position, and an entry for each writer that is ahead of it."""
         with self._lock:
             return VectorToken.of(self._linear, self._positions)
 

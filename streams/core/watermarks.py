@@ -1,8 +1,8 @@
 """Low-water marks: the record of what was trimmed of a stream, and the check that a trim took no facts from a reader (pure).
 
-The mark holds for each writer its highest fact that is gone. A reader has lost facts of a writer exactly if the reader's
-position for that writer lies below the mark. An old position for an idle writer therefore raises no false alarm. The
-functions accept a database cursor of any connection. Numbers are positive, also for backward streams.
+The mark holds for each writer the ID of its highest fact that is gone. A reader has lost facts of a writer exactly if the
+reader's position for that writer lies below this ID. An old position for an idle writer therefore raises no false alarm.
+The functions accept a database cursor of any connection. Numbers are positive, also for backward streams.
 """
 
 from __future__ import annotations

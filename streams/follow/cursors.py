@@ -150,7 +150,7 @@ def sign_of_life(cursor: Any, owner: Owner) -> None:
 def end_lease(cursor: Any, owner: Owner, errors: Mapping[str, str]) -> None:
     """Stores that the process no longer runs the reader. Does nothing if another process has a newer lease.
 
-    ``errors`` is ``{stream: error}`` for the streams whose handlers failed.
+    ``errors`` is ``{stream: error}`` for the streams on which an error ended the reader.
     """
     given = {"reader": owner.reader, "lease": owner.lease, "errors": orjson.dumps(dict(errors)).decode()}
     cursor.execute(_END, given)

@@ -39,7 +39,7 @@ class Stopped(Exception):
 
 
 class Delivery:
-    """Delivers chunks to one handler under one lease. ``stored`` is the token of the stored cursor."""
+    """The deliveries of chunks to one handler under one lease. ``stored`` is the token of the stored cursor."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class Delivery:
     def deliver(self, chunk: Chunk, after: Callable[[VectorToken, Chunk], VectorToken], upto: VectorToken) -> None:
         """Calls the handler until the whole chunk is handled, and moves the cursor to ``upto``.
 
-        ``after(cursor, part)`` must return the token up to which facts are handled once ``part``, the first part of a
-        split chunk, is handled after the token ``cursor``.
+        If the chunk has to be split, ``after(cursor, part)`` is called with the present cursor and the first part. It must
+        return the cursor to store once this part is handled.
 
         Raises ``HandlerFailed``, ``ReaderFenced``, ``ConnectionLost``, ``CursorMoved`` or ``Stopped``.
         """

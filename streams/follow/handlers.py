@@ -1,4 +1,4 @@
-"""Declarations of handlers: the function with which a reader follows a stream, and its options.
+"""Declares handlers. A handler is the function that a reader calls with the facts of a stream, together with its options.
 
 A reader is a name with one handler per stream. Its cursors are stored under that name, so it continues where it stopped.
 Handlers are registered while ``handlers`` modules are imported. The registry is read-only afterwards.

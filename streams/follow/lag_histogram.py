@@ -62,7 +62,7 @@ class DelaySamples:
 
 
 def age_sql(declaration: StreamDeclaration) -> str:
-    """Returns the query for the seconds since the fact ``%(id)s`` was written. The result is null if it was trimmed."""
+    """Returns the query for the seconds since the fact ``%(id)s`` was written. It yields null if the fact was trimmed."""
     tables = " UNION ALL ".join(
         f"SELECT {table.received_column} AS at FROM {table.name} WHERE {table.id_column} = %(id)s"
         for table in declaration.tables

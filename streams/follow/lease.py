@@ -80,7 +80,7 @@ class ReaderLock:
     def release(self, errors: Mapping[str, BaseException] | None = None) -> None:
         """Ends the heartbeats, stores the end of the lease and closes the connection, which releases the name.
 
-        ``errors`` is ``{stream: error}`` for the streams whose handlers failed.
+        ``errors`` is ``{stream: error}`` for the streams on which an error ended the reader.
         """
         self._stop.set()
         if self._thread.is_alive():

@@ -131,7 +131,7 @@ class Reader:
             lock.release(self._errors())
 
     def _errors(self) -> dict[str, BaseException]:
-        """Returns the errors that ended handler loops, by stream. Omits ``ReaderFenced``, which is no error of a handler."""
+        """Returns the errors that ended handler loops, by stream. Omits ``ReaderFenced``: another process runs the reader."""
         found = {lane.handler.stream: lane.error for lane in self._lanes if lane.error is not None}
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 

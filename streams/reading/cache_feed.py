@@ -97,8 +97,8 @@ class CacheFeed(Subscriber):
     def own_ids(self, stream: str) -> set[int]:
         """Returns the set of IDs whose rows the feed skips. The caller adds the IDs of facts that this process appended.
 
-        The feed begins a new set when the stream may give out the same IDs again. An ID of earlier that is added late then
-        goes into the old set, which is no longer used.
+        The feed begins a new set when the stream may give out the same IDs again. An older ID that is added late then goes
+        into the old set, which is no longer used.
         """
         return self._own.setdefault(stream, set())
 

@@ -61,8 +61,8 @@ def notify_position(cursor: Any, stream: str, writer: str, position: int | None 
 class NotificationFilter:
     """A filter that returns the notifications to act on, out of those that anyone may have sent.
 
-    A position is returned only if it was sent by the session that holds the writer's lock. A query that is made after the
-    notification arrived proves this, or a secret that matches an earlier proved notification
+    A position is returned only if it was sent by the session that holds the writer's lock. That is proved by a query made
+    after the notification arrived, or by a secret that matches an earlier proved notification
     (``streams.reading.trust.OneTimeWords``). If a stream has any other notification, none of its positions is returned.
     Instead one notification without writer and position is returned, so that the caller reads the table.
 

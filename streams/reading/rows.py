@@ -59,7 +59,7 @@ def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[
 
 
 def writer_names(cursor: Any, stream: str) -> dict[int, str]:
-    """Returns ``{number: name}`` of a stream's writers. The text form of a token has the numbers."""
+    """Returns ``{number: name}`` of a stream's writers. In their text form, tokens contain these numbers."""
     cursor.execute(_WRITER_NAMES, [stream])
     return dict(cursor.fetchall())
 

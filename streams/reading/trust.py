@@ -44,7 +44,7 @@ LOOK_GAP_SECONDS = 0.02
 #: proved by a query.
 _DENIED_SECONDS = 60.0
 _WORD_BYTES = 16
-#: If results for more sessions than this are stored, all but those of the sessions asked about are removed.
+#: If results for more sessions than this are stored, only the results for the sessions of the present call are kept.
 _MOST_SESSIONS = 1_000
 
 Cursor = Callable[[], AbstractContextManager[Any]]

@@ -63,7 +63,10 @@ class Rank(IntEnum):
 
 
 class Subscriber:
-    """A part of this process that follows the positions of one database. All methods are called by the watcher."""
+    """A part of this process that follows the positions of one database.
+
+    The watcher calls its methods, except ``prepare`` and ``stop``.
+    """
 
     rank: ClassVar[Rank]
     watcher: PositionWatcher
@@ -206,7 +209,10 @@ class PositionWatcher(PositionListener):
     # --- what is received -----------------------------------------------------------------------------------------
 
     def heard(self, notifications: Sequence[PositionNotification]) -> None:
-        """Has the subscribers apply and show the positions in these notifications. If there are none, all in the table."""
+        """Has the subscribers apply and show the positions in these notifications.
+
+        If the list is empty, has them apply and show all positions of the table.
+        """
         with self._applying:
             everything = self._is_behind or not notifications
             found, error = self._apply(

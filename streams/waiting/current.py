@@ -1,6 +1,6 @@
 """Returns the current position of a stream: its minimum and its maximum.
 
-Both are correct answers to the question how far a stream is now:
+Both are correct answers to the question where a stream is now:
 
 * The **minimum** is the position up to which facts are certainly complete. Use it to wait, and in jobs that must see every
   fact once. The minimum over all writers is the *linear position*. The minimum of one writer is the ID of its last fact.

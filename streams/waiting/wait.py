@@ -6,7 +6,7 @@ writes the stream itself, its own commits wake them at once. Positions are annou
 awaited position are visible to every query that begins after the wait.
 
 Each process has one ``_PositionView`` for each database alias, from the first wait on. The process's watcher passes
-positions to it (``streams.reading.watcher``). For each stream it has a tracker, used as that of a reader
+positions to this view (``streams.reading.watcher``). Like a reader, the view has a tracker for each stream
 (``streams.core.tracker``).
 """
 
@@ -138,7 +138,7 @@ class _Seen:
         return max(at, self.own.own_maximum) if self.own is not None and writer == self.own_name else at
 
     def token(self) -> VectorToken:
-        """Returns the vector position."""
+        """Returns the position as a token: the linear position, and an entry for each writer that is ahead of it."""
         names = {*self.heard.raw_positions, *([self.own_name] if self.own is not None else [])}
         return VectorToken.of(self.linear, {writer: self.position_of(writer) for writer in names})
 
@@ -167,9 +167,9 @@ class _PositionView(Subscriber):
             return waiter if self._waiters.add(waiter) else None
 
     def _next_place(self, waiter: TokenWaiter) -> tuple[tuple[str, str | None], int] | None:
-        """Returns the next position that the waiter needs, as ``((stream, writer), position)``, or None if it needs no more.
+        """Returns the next position for which the waiter must wait, as ``((stream, writer), position)``.
 
-        The writer is None for the linear position.
+        The writer is None for the linear position. Returns None if the waiter need not wait any more.
         """
         found = missing(self._seen(waiter.stream), waiter.token)
         return None if found is None else ((waiter.stream, found[0]), found[1])

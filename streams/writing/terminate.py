@@ -3,8 +3,8 @@
 There are three means, from mild to harsh:
 
 * A living writer is asked to drain, and then leaves by itself.
-* The server ends its open transactions (``pg_terminate_backend``). They roll back, and the process learns this from the
-  database like any other rollback.
+* The server ends the writer's open transactions (``pg_terminate_backend``). They roll back, and the process learns this
+  from the database like any other rollback.
 * If the process does not react even to that, it hangs. Then the session that holds its writer lock is ended. This releases
   the lock, and the writer is retired like a dead one.
 
@@ -194,7 +194,7 @@ def end_sessions(cursor: Any, found: Holding, by: str) -> list[OpenSession]:
 def end_process(cursor: Any, found: Holding, by: str) -> list[Resolution]:
     """Ends the session that holds the writer's lock, then retires the writer like a dead one.
 
-    For a process that does not react. To end the session proves nothing yet: the writer is retired only if both of its
+    For a process that does not react. Ending the session proves nothing yet: the writer is retired only if both of its
     locks can be had within 5 seconds. Returns an empty list if they cannot, or if another process retired the writer
     first.
     """

@@ -356,7 +356,10 @@ class WriterProcess:
         return tracker
 
     def _resolve_the_dead(self, cursor: Any, stream: BoundStream) -> None:
-        """Retires the dead writers of a stream in memory, except our own name. If no writer lives, the stream restarts at 0."""
+        """Retires the dead writers of a stream in memory, other than this writer.
+
+        If none of the others lives, the caller restarts the stream at 0.
+        """
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
             dead_writers.resolve_writer(cursor, writer, self.name)
