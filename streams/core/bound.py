@@ -36,15 +36,15 @@ class BoundStream:
         self.declaration = declaration
         #: The stream's name, as on the wire.
         self.name = declaration.name
-        #: Factor between an ID in the tables and the same ID everywhere else.
+        #: -1 if IDs are stored negated in the tables (a backward stream), else 1. Everywhere else IDs are positive.
         self.sign = declaration.sign
         #: True if a table keeps only the newest row for each value of a column.
         self.keeps_newest = any(table.newest_per for table in declaration.tables)
         self.models: list[type[Any]] = []
         self.sample: Sample | None = None
-        #: The other streams that take their IDs from the same sequence: their positions move when this one is written.
+        #: The other streams that take their IDs from the same sequence. Their positions move when this stream is written.
         self.sharing: list[BoundStream] = []
-        #: The function from a row to its invalidations, and the names of the caches that these may concern.
+        #: The function from a row to its invalidations. ``dropped_caches`` names the caches that it may invalidate.
         self.drops: Drops = drops_of_caches_row if declaration.name == "caches" else drops_nothing
         self.dropped_caches: frozenset[str] = frozenset()
         #: The rule by which rows change the current state of rooms, if they do.
@@ -68,11 +68,14 @@ class BoundStream:
         self.dropped_caches = frozenset(caches)
 
     def may_drop(self) -> bool:
-        """Returns true if rows of the stream can invalidate cached values, also those of functions that are declared later."""
+        """Returns true if rows of the stream can ever invalidate cached values.
+
+        Unlike ``drops_now``, this includes values of cached functions that this process has not declared yet.
+        """
         return self.drops is not drops_nothing or self.state_changes is not None
 
     def drops_now(self) -> bool:
-        """Returns true if rows of the stream can invalidate values of the functions that this process has now."""
+        """Returns true if rows of the stream can invalidate values of the cached functions declared so far in this process."""
         return self.drops is not drops_nothing or (self.state_changes is not None and any_depends_on_room_state())
 
     def drops_of(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> set[Invalidation]:
@@ -85,7 +88,7 @@ class BoundStream:
         return found
 
     def foreign(self, fact: Any) -> ForeignFact:
-        """Returns the error for a row of a table that is none of the stream's ``models``."""
+        """Returns the error for an object whose class is not one of the stream's ``models``."""
         return ForeignFact(
             f"{type(fact).__name__} holds no facts of stream {self.name!r}; "
             f"it is made of {', '.join(model.__name__ for model in self.models)}."
@@ -94,14 +97,14 @@ class BoundStream:
     # --- reading the database (cursors of any connection) ---------------------------------------------------------
 
     def sequence_value(self, cursor: Any) -> int:
-        """Returns the last ID that the sequence gave out, or one less than its start if it never did."""
+        """Returns the last ID that the sequence gave out, or one less than its start if it gave out none."""
         cursor.execute(sequence_sql(self.declaration))
         return int(cursor.fetchone()[0])
 
     def table_maximum(self, cursor: Any) -> int:
-        """Returns the largest ID that the tables of the stream hold, or held before a trim. 0 if there never was any.
+        """Returns the largest ID that the stream's tables hold, or held before a trim. Returns 0 if they never held a row.
 
-        Counts the streams that share its sequence, too.
+        Includes the tables of all streams that share its sequence.
         """
         found = 0
         for stream in (self, *self.sharing):
@@ -110,6 +113,6 @@ class BoundStream:
         return found
 
     def ids_from(self, cursor: Any, linear: int) -> Iterator[tuple[str, int]]:
-        """Yields (writer, ID) of all rows at or above a position, ascending."""
+        """Yields (writer, ID) of every row with an ID of at least ``linear``, in ascending order of ID."""
         cursor.execute(ids_sql(self.declaration), {"linear": linear})
         yield from cursor

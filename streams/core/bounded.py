@@ -1,4 +1,4 @@
-"""Dictionaries that keep the values used last, up to a total weight (pure)."""
+"""Dictionaries that keep the most recently used values, up to a total weight (pure)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """A dictionary with a limit to its total weight. For one thread at a time.
+    """A dictionary whose values have a limited total weight. Only one thread at a time may use it.
 
-    Values are added by ``put`` only. They leave by ``pop`` or ``clear``, or when newer ones need the room. Reading is as
-    for any dictionary. For eviction by least recent *use*, call ``get`` and then ``move_to_end``.
+    Values are added only by ``put``, which evicts the oldest values if the limit is exceeded. ``pop`` and ``clear``
+    remove values. Reading works as in any dictionary. To evict by least recent *use*, call ``move_to_end`` after each
+    ``get``.
     """
 
     def __init__(self, limit: int, weigh: Callable[[V], int] | None = None) -> None:
@@ -27,9 +28,9 @@ class BoundedDict(OrderedDict[K, V]):
         self._weigh = weigh
 
     def put(self, key: K, value: V) -> int:
-        """Stores the value as the one used last. Returns how many values were evicted.
+        """Stores the value as the most recently used one. Returns how many values were evicted.
 
-        A value that is heavier than the limit is evicted itself, after all others.
+        A value that is heavier than the limit evicts all others, and is then evicted itself.
         """
         self.weight += self._weight_of(value) - (self._weight_of(self[key]) if key in self else 0)
         self[key] = value
@@ -71,7 +72,7 @@ class SharedCache(Generic[K, V]):
             return found
 
     def get_all(self, keys: Iterable[K]) -> list[V | None]:
-        """Returns the value of each key in order, None for those that are not kept."""
+        """Returns the values of the keys, in order. A key without a stored value gives None."""
         with self._lock:
             values = self._values
             found = [(key, values.get(key)) for key in keys]

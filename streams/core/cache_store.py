@@ -1,8 +1,8 @@
 """Stores the values of one cached function (pure). The least recently used are evicted first.
 
-No value is kept that was computed before its key was invalidated. Each computation holds a *ticket*, and an invalidation
-spoils the tickets that are out for its key. That amounts to a generation counter for each key under computation, and
-costs nothing for other keys. May be called from many threads.
+A value is not stored if its key was invalidated while the value was computed. To know this, each computation holds a
+*ticket* for its key. An invalidation marks the tickets of its key as *spoiled*, and the value of a spoiled ticket is not
+stored. Keys that nobody computes at the moment need no such record. May be called from many threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ class CacheCounts:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A computation that is under way. Invalidations by its ``owner`` do not spoil it, except through ``CacheStore.spoil``."""
+    """A computation that is under way. ``owner`` is the database connection whose queries it uses, if any.
+
+    Invalidations by that owner do not spoil the ticket, except through ``CacheStore.spoil``.
+    """
 
     key: Key
     owner: object = None
@@ -67,14 +70,14 @@ class CacheStore:
             return value
 
     def begin(self, key: Key, owner: object = None) -> Ticket:
-        """Returns a ticket for a computation that begins. ``finish`` or ``abandon`` must end it."""
+        """Returns a ticket for a computation that begins. The caller must pass the ticket to ``finish`` or ``abandon``."""
         ticket = Ticket(key, owner)
         with self._lock:
             self._tickets.setdefault(key, []).append(ticket)
         return ticket
 
     def finish(self, ticket: Ticket, value: Any) -> bool:
-        """Stores the value, unless its key was invalidated since the computation began. Returns true if it was stored."""
+        """Stores the value unless its ticket is spoiled. Returns true if the value was stored."""
         with self._lock:
             self._hand_back(ticket)
             if ticket.is_spoiled:
@@ -84,28 +87,29 @@ class CacheStore:
             return True
 
     def abandon(self, ticket: Ticket) -> None:
-        """Ends a computation that returned no value."""
+        """Ends a computation that produced no value."""
         with self._lock:
             self._hand_back(ticket)
 
     def drop(self, key: Key, by: object = None) -> None:
-        """Removes the value of a key, and spoils the computations of it, except those whose owner is ``by``."""
+        """Removes the value of a key, and spoils the key's tickets, except those whose owner is ``by``."""
         with self._lock:
-            # A computes the value of before, B changes the row and invalidates the key, A comes back with the old value. B finds
-            # nothing stored, so removal alone would not help. A's ticket is spoiled, and ``finish`` does not store A's value.
+            # A computes the value from the old row. B changes the row and invalidates the key. Then A finishes with the old
+            # value. B found nothing stored, so removal alone would not help. B spoils A's ticket, and ``finish`` does not store
+            # A's value.
             self.counts.invalidations += 1
             self._values.pop(key, None)
             self._spoil(self._tickets.get(key, ()), by)
 
     def drop_all(self, by: object = None) -> None:
-        """Removes every value, and spoils every computation, except those whose owner is ``by``."""
+        """Removes every value, and spoils every ticket, except those whose owner is ``by``."""
         with self._lock:
             self.counts.invalidations += 1
             self._values.clear()
             self._spoil((ticket for tickets in self._tickets.values() for ticket in tickets), by)
 
     def spoil(self, key: Key | None, owner: object) -> None:
-        """Spoils the computations of ``owner`` for that key, or for all keys. Stored values stay."""
+        """Spoils the tickets of ``owner`` for that key, or for all keys if ``key`` is None. Stored values stay."""
         with self._lock:
             keys = list(self._tickets) if key is None else [key]
             for ticket in (ticket for one in keys for ticket in self._tickets.get(one, ())):
@@ -113,7 +117,7 @@ class CacheStore:
                     ticket.is_spoiled = True
 
     def after_fork(self) -> None:
-        """Empties the store in a child, and makes a new lock: the parent's may be held."""
+        """Empties the store in a forked child. Makes a new lock, because a thread of the parent may hold the old one."""
         self._lock = threading.Lock()
         self._values.clear()
         self._tickets.clear()

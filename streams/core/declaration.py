@@ -1,8 +1,8 @@
 """Declares streams as plain data (pure).
 
 A declaration has the stream's name, the tables that hold its facts, and the function that turns a table row into the row
-that goes over the wire. The Django model, the wire and Spark all read it, so that a stream is described once. Assumes
-nothing but Python: no Django, no database.
+that goes over the wire. The Django model, the replication server and Spark all read the declaration, so a stream is
+described only once. This module needs neither Django nor a database.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["MAIN_PROCESS", "Column", "ColumnKind", "FactTable", "StreamDeclaration"]
 
 
-#: The name that the main process always has on the wire of 1.43.
+#: The instance name that the main process always has in the replication protocol of Synapse 1.43.
 MAIN_PROCESS = "master"
 
 
@@ -27,7 +27,7 @@ class ColumnKind(StrEnum):
     BOOLEAN = "boolean"
     JSON = "json"
     JSON_TEXT = "json text"
-    """Text that is compact ASCII JSON already, as it is sent. ``streams.core.json_codec`` writes it."""
+    """Text that already is compact ASCII JSON, in the form in which it is sent. ``streams.core.json_codec`` writes it."""
     TEXT_ARRAY = "text[]"
 
 
@@ -45,10 +45,10 @@ class FactTable:
     """One table that holds facts of a stream.
 
     ``row`` turns the values of ``columns``, in that order, into the JSON value of an RDATA line. ``where`` is an extra
-    SQL condition, for a table that several streams share. ``then_by`` is the column that orders the rows of one fact,
-    empty if a fact has at most one row. With ``newest_per``, the table keeps only the newest row for each value of that
-    column. Older rows are deleted, and no row ever changes under its ID. ``more`` are columns for readers of the table
-    itself (Spark). They are not sent.
+    SQL condition, for a table that several streams share. ``then_by`` is the column that orders the rows of one fact. It
+    is empty if a fact has at most one row. If ``newest_per`` names a column, the table keeps only the newest row for each
+    value of that column: older rows are deleted, and no row is ever updated. ``more`` are columns that are not sent. They
+    are for programs that read the table itself, such as Spark.
     """
 
     name: str
@@ -64,7 +64,7 @@ class FactTable:
 
     @property
     def stored(self) -> tuple[Column, ...]:
-        """The columns that are sent, then the others."""
+        """All columns: first those that are sent, then those of ``more``."""
         return self.columns + self.more
 
 
@@ -72,17 +72,17 @@ class FactTable:
 class StreamDeclaration:
     """A stream: its name, the tables whose union holds its facts, and the sequence of its IDs.
 
-    Rows of different tables with equal ID belong to one fact, and are sent in the order of ``tables``. The IDs of a
+    Rows of different tables with the same ID belong to one fact, and are sent in the order of ``tables``. The IDs of a
     ``backward`` stream are negative in its tables and positive everywhere else. A stream is not ``trimmable`` if its
-    tables are the data itself, not only the news about it. Streams may share a sequence: then the position of each moves
-    when one of them is written.
+    tables are the only place of its data, and not a log of changes made elsewhere. Streams may share a sequence. Then the
+    positions of all of them move when one of them is written.
 
-    The facts of an ``in_memory`` stream live as long as its writers. It starts again at position 0 when a writer enters
-    it and no other lives. Its tables are UNLOGGED.
+    The facts of an ``in_memory`` stream live as long as its writers. The stream restarts at position 0 when a writer
+    enters it while no other writer lives. Its tables are UNLOGGED.
 
-    A stream that is ``announced_as`` one name is sent under that name, whichever writer wrote, in the order of its IDs.
-    This is for clients of 1.43, which keep one position of it and ask the process of that name for facts that they
-    missed.
+    If ``announced_as`` is a name, all facts of the stream are sent under that name, in the order of their IDs, whichever
+    writer appended them. Clients of Synapse 1.43 need this: they keep only one position for such a stream, and request
+    missed facts from the process of that name.
     """
 
     name: str
@@ -100,5 +100,5 @@ class StreamDeclaration:
 
     @property
     def sign(self) -> int:
-        """The factor between an ID in the tables and the same ID everywhere else: -1 for a backward stream, else 1."""
+        """-1 for a backward stream, whose tables hold negated IDs, else 1. Multiply by it to convert an ID either way."""
         return -1 if self.backward else 1

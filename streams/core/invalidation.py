@@ -1,9 +1,9 @@
-"""Maps rows of streams to invalidations of cached values (pure), and applies these to the caches of this process.
+"""Maps rows of streams to invalidations of cached values (pure), and applies the invalidations to this process's caches.
 
-A stream declares which caches its rows invalidate (``caches=``): a mapping from a cache's name to the columns that are
-its key, or to a function of the row. Rows of the stream ``caches`` name cache and keys themselves. A *special* name
-stands for several caches: ``cs_cache_fake`` for all that depend on a room's current state. Its keys are a room and the
-users whose membership changed.
+A stream declares which caches its rows invalidate (``caches=``). The declaration maps the name of a cache to the columns
+that form its key, or to a function of the row. Rows of the stream ``caches`` contain the name of a cache and its keys.
+The *special* name ``cs_cache_fake`` stands for all caches that depend on a room's current state. Its keys are a room and
+the users whose membership changed.
 """
 
 from __future__ import annotations
@@ -37,23 +37,24 @@ __all__ = [
 
 #: The special name of all caches that depend on the current state of a room.
 ROOM_STATE = "cs_cache_fake"
-#: Most users that one row with that special name has.
+#: Most users that one row with the name ``ROOM_STATE`` has.
 ROOM_STATE_USERS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Invalidation:
-    """An invalidation: of one key of a cache, or of the whole cache if ``key`` is None."""
+    """An invalidation of one key of a cache, or of the whole cache if ``key`` is None."""
 
     cache: str
     key: Key | None
 
 
-#: From a row to its invalidations.
+#: A function from a row to its invalidations.
 Drops = Callable[[Sequence[Any]], Iterable[Invalidation]]
-#: The columns that are the key, or a function from the row to keys (None: the whole cache).
+#: The columns that form the key, or a function from the row to keys. If the function returns None, the whole cache is
+#: invalidated.
 KeyRule = Sequence[str] | Callable[[Sequence[Any]], Iterable[Key] | None]
-#: From a room and the users whose membership changed to the keys that depend on them (None: the whole cache).
+#: A function from a room and the users whose membership changed to the keys that depend on them. None: the whole cache.
 StateRule = Callable[[str, Sequence[str]], Iterable[Key] | None]
 
 
@@ -64,7 +65,10 @@ class StateChanges(Protocol):
         """Returns true if the row can change the state of a room. Only such rows are given to ``changed``."""
 
     def changed(self, cursor: Any, rows: Sequence[Sequence[Any]]) -> Iterable[tuple[str, Sequence[str]]]:
-        """Returns rooms, each with the users whose membership changed. ``cursor`` sees the rows as they are stored."""
+        """Returns the rooms whose state changed, each with the users whose membership changed.
+
+        ``cursor`` reads the database in which the rows are stored already.
+        """
 
 
 def drops_nothing(row: Sequence[Any]) -> Iterable[Invalidation]:
@@ -95,9 +99,10 @@ def any_depends_on_room_state() -> bool:
 
 
 def drops_of_columns(names: Sequence[str], caches: Mapping[str, KeyRule]) -> Drops:
-    """Returns the function from a row of these columns to its invalidations, by the stream's declaration.
+    """Returns the function that maps a row to its invalidations.
 
-    Raises ``ValueError`` for an unknown column.
+    ``names`` are the columns of the row, and ``caches`` is the mapping that the stream declares. Raises ``ValueError`` if
+    it names an unknown column.
     """
     rules = {cache: _rule(names, rule) for cache, rule in caches.items()}
 
@@ -134,7 +139,7 @@ def drops_of_caches_row(row: Sequence[Any]) -> Iterable[Invalidation]:
 
 
 def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Invalidation]:
-    """Yields the invalidations for a room whose state changed, and for these users, whose membership in it changed."""
+    """Yields the invalidations after a change of a room's state. ``user_ids`` are the users whose membership changed."""
     for cache, rule in _state_rules.items():
         found = rule(room_id, user_ids)
         if found is None:
@@ -144,9 +149,9 @@ def drops_of_room_state(room_id: str, user_ids: Sequence[str]) -> Iterable[Inval
 
 
 def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
-    """Returns the keys of the rows of ``caches`` for a change of a room's state and of these users' membership.
+    """Returns the keys to write into the stream ``caches`` after a change of a room's state, one list for each row.
 
-    There are several rows if there are more users than ``ROOM_STATE_USERS``.
+    ``user_ids`` are the users whose membership changed. One row has at most ``ROOM_STATE_USERS`` of them.
     """
     users = list(user_ids)
     return [
@@ -155,14 +160,17 @@ def room_state_keys(room_id: str, user_ids: Iterable[str]) -> list[list[str]]:
 
 
 def spoil_begun(drops: Iterable[Invalidation], owner: object) -> None:
-    """Spoils the computations of these values that ``owner`` has begun: it makes the values out of date itself."""
+    """Keeps values that ``owner`` is computing from being stored, because ``owner`` itself has now made them out of date."""
     for drop in drops:
         if (store := stores.get(drop.cache)) is not None:
             store.spoil(drop.key, owner)
 
 
 def apply_invalidations(drops: Iterable[Invalidation], by: object = None) -> None:
-    """Applies invalidations to the caches of this process, and ignores other names. Computations of ``by`` are not spoiled."""
+    """Applies invalidations to the caches of this process. Names of caches that this process lacks are ignored.
+
+    Values that ``by`` is computing at this moment are still stored afterwards.
+    """
     for drop in drops:
         store = stores.get(drop.cache)
         if store is None:

@@ -1,7 +1,7 @@
 """Encodes and decodes JSON as it is on the wire (pure): no blanks, ASCII only, no NaN or Infinity in either direction.
 
-A fast encoder writes rows wherever its text is the same. Values that it would write differently (non-ASCII text, numbers
-beyond 64 bits, floats that are not finite) go through the standard one.
+``orjson`` encodes a value if its text equals that of the standard encoder. Values that ``orjson`` would write differently
+(non-ASCII text, numbers beyond 64 bits, floats that are not finite) are encoded by the standard encoder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS | 
 
 
 def encode_json(value: Any) -> bytes:
-    """Returns the bytes of one JSON value. Raises `BadJson` for a value that JSON cannot express."""
+    """Encodes one value as JSON. Raises ``BadJson`` for a value that JSON cannot express."""
     try:
         fast = orjson.dumps(value, option=_OPTIONS)
     except TypeError:
@@ -34,7 +34,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def decode_json(text: str) -> Any:
-    """Returns one JSON value. Integers may have any size. Raises `BadJson` with the reason."""
+    """Decodes one JSON value. Integers may have any size. Raises ``BadJson`` with the reason if the text is not JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -49,7 +49,7 @@ def _encode_exactly(value: Any) -> bytes:
 
 
 def _decode_exactly(text: str) -> Any:
-    """Decodes with the standard decoder, which accepts lone surrogates and reports the place of an error."""
+    """Decodes with the standard decoder, which accepts lone surrogates and whose errors say where the text is wrong."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ from streams.errors import UnknownStream, UnknownTable
 
 __all__ = ["add", "all_streams", "find", "get", "names", "stream_of"]
 
-#: Order in which streams are announced, as by Synapse 1.43. Other streams follow in the order in which they were bound.
+#: Order in which Synapse 1.43 announces its streams. Other streams follow in the order in which they were bound.
 _WIRE_ORDER = (
     "events", "backfill", "presence", "presence_federation", "typing", "receipts", "push_rules", "pushers", "caches",
     "device_lists", "to_device", "federation", "tag_account_data", "account_data", "groups", "user_signature",
@@ -22,9 +22,9 @@ _by_table: dict[str, BoundStream] = {}
 
 
 def add(declaration: StreamDeclaration, table: str, make: Callable[[StreamDeclaration], BoundStream]) -> BoundStream:
-    """Returns the stream of that declaration, and registers the table as its own. Makes the stream if there is none yet.
+    """Returns the stream of that declaration, and registers the table for it. Makes the stream if it does not exist yet.
 
-    If several streams share a table, it stays registered for the first one.
+    A table that several streams share stays registered for the first of them.
     """
     stream = _streams.get(declaration.name)
     if stream is None:
@@ -51,7 +51,7 @@ def find(name: str) -> BoundStream | None:
 
 
 def stream_of(model: Any) -> BoundStream:
-    """Returns the stream that a model's rows are facts of. For a table that several streams share, the first one bound.
+    """Returns the stream whose facts are the rows of this model. If several streams share the table, returns the first one.
 
     Raises ``UnknownTable`` if no stream is bound to the table.
     """

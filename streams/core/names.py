@@ -16,7 +16,7 @@ _NUMBER = "{n}"
 
 
 def check_name(name: str) -> None:
-    """Raises ``BadInstanceName`` (a ``ValueError``) for a text that cannot be the name of an instance, or a pattern for one."""
+    """Raises ``BadInstanceName`` (a ``ValueError``) unless the text can be an instance name or a pattern for such names."""
     if not isinstance(name, str):
         raise BadInstanceName(f"An instance name is a text such as 'web-{{n}}', not {type(name).__name__} {name!r}.")
     if not name or len(name) > LONGEST_NAME or not name.isprintable() or any(c.isspace() for c in name):
@@ -26,12 +26,12 @@ def check_name(name: str) -> None:
 
 
 def is_pattern(name: str) -> bool:
-    """Returns true if the name has a place for a number, ``{n}``."""
+    """Returns true if the name contains the placeholder ``{n}``, which stands for a number."""
     return _NUMBER in name
 
 
 def numbered_name(pattern: str, number: int) -> str:
-    """Returns the pattern with that number in the place of ``{n}``."""
+    """Returns the pattern with ``{n}`` replaced by the number."""
     return pattern.replace(_NUMBER, str(number))
 
 

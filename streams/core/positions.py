@@ -22,9 +22,9 @@ __all__ = [
 
 #: State of a writer that writes (``streams.models.WriterState``).
 ACTIVE = "active"
-#: State of a writer that takes no part in the linear position any more (``streams.models.WriterState``).
+#: State of a writer that no longer counts for the linear position (``streams.models.WriterState``).
 RETIRED = "retired"
-#: State of a writer that leaves: it counts until everything that it has open is complete.
+#: State of a writer that is leaving. It counts for the linear position until all its open transactions have ended.
 DRAINING = "draining"
 
 
@@ -38,10 +38,10 @@ class Stored(Protocol):
 
 
 def linear_position(positions: Iterable[Stored], empty_position: int = 1) -> int:
-    """Returns the position up to which every fact of any writer is complete: the minimum over the writers that are not retired.
+    """Returns the position up to which every fact of every writer is complete.
 
-    If all writers are retired, everything stored is complete, so it is the maximum. A stream without writers is at
-    ``empty_position``: 1, or 0 for one in memory.
+    That is the minimum over the writers that are not retired. If all writers are retired, everything stored is complete,
+    so the maximum is returned. For a stream without writers, returns ``empty_position``: 1, or 0 for a stream in memory.
     """
     known = list(positions)
     active = [stored.position for stored in known if stored.state != RETIRED]
@@ -51,23 +51,29 @@ def linear_position(positions: Iterable[Stored], empty_position: int = 1) -> int
 def positions_to_show(stored: Mapping[str, Stored], linear: int) -> dict[str, int]:
     """Returns the position of each writer as readers see it.
 
-    A retired writer has nothing pending, so it is shown at the linear position at least.
+    A retired writer has nothing pending, so the position shown for it is never below the linear position.
     """
     return {w: max(one.position, linear) if one.state == RETIRED else one.position for w, one in stored.items()}
 
 
 def active_and_retired(stored: Mapping[str, Stored]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns the positions of the writers that take part in the linear position, and those of the retired ones."""
+    """Returns the positions of the active and draining writers, and the positions of the retired writers."""
     retired = {writer: one.position for writer, one in stored.items() if one.state == RETIRED}
     return {writer: one.position for writer, one in stored.items() if writer not in retired}, retired
 
 
 def position_of(have: Mapping[str, int], writer: str) -> int:
-    """Returns the reader's position for a writer. For a writer that is new to the reader, its lowest position of any."""
+    """Returns the position of the reader ``have`` for a writer.
+
+    If the writer is new to the reader, returns the reader's lowest position for any writer, or 0 if it has none.
+    """
     at = have.get(writer)
     return min(have.values(), default=0) if at is None else at
 
 
 def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
-    """Returns the lowest of the reader's positions that lie below the writer's, or None if it has read everything."""
+    """Returns the lowest position from which the reader ``have`` must go on reading to reach ``upto``.
+
+    Only writers count whose position in ``upto`` lies above the reader's. Returns None if the reader has read everything.
+    """
     return min((mine for writer, at in upto.items() if (mine := position_of(have, writer)) < at), default=None)

@@ -1,7 +1,7 @@
-"""The SQL of reading streams, as text (pure): the same for Django's connection, a direct one, and Spark executors.
+"""Builds the SQL text that reads streams (pure). Django's connection, direct connections and Spark executors all use it.
 
-Parameters are written ``%(name)s``. Tokens in results are positive and ascending, also for backward streams. Names of
-tables and columns come from declarations, never from input.
+Parameters are written ``%(name)s``. A *token* is here the ID of a row as readers see it: positive and ascending, also
+for backward streams. Names of tables and columns come from declarations, never from input.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 
 Row = TypeVar("Row", bound=Sequence[Any])
 
-#: No read asks for more rows of a table than this, also for a fact that has more.
+#: No read asks for more rows of a table than this, even if one fact has more rows.
 _LARGEST_LIMIT = 1_000_000
 
-#: Stored positions of all streams (or those in ``streams``), in one snapshot.
+#: Stored positions of the streams in the array ``streams``, or of all streams if ``streams`` is null. One snapshot.
 STORED_POSITIONS = """
 SELECT stream, instance_name, abs(position), state, updated_at, last_advance_at, pending_facts, oldest_pending_at,
        abs(last_write_position), generation
@@ -54,7 +54,7 @@ SELECT word, system_identifier, database_oid, table_oid, timeline FROM streams_e
 
 @dataclass(frozen=True, slots=True)
 class FactRow:
-    """One row of a fact as it is sent: token (positive), writer, JSON row, time of the insert."""
+    """One row of a fact as it is sent: its token (positive ID), its writer, the JSON row, and the time of the insert."""
 
     token: int
     writer: str
@@ -65,7 +65,7 @@ class FactRow:
 def bounds_sql(
     declaration: StreamDeclaration, table: FactTable, after: str = "%(after)s::bigint", upto: str = "%(upto)s::bigint"
 ) -> str:
-    """Returns the condition ``after < token <= upto`` on rows of one table, in a form that the index on the ID can serve."""
+    """Returns the SQL condition ``after < token <= upto`` on rows of one table. The index on the ID can serve it."""
     column = table.id_column
     if declaration.backward:
         bounds = f"{column} < -({after}) AND {column} >= -({upto})"
@@ -75,7 +75,7 @@ def bounds_sql(
 
 
 def token_sql(declaration: StreamDeclaration, table: FactTable) -> str:
-    """Returns the expression for a row's token: its ID, positive also on a backward stream."""
+    """Returns the SQL expression for a row's token, which is its ID without the sign of a backward stream."""
     return f"-{table.id_column}" if declaration.backward else table.id_column
 
 
@@ -93,11 +93,12 @@ def rows_sql(
     with_times: bool = True,
     stored: bool = False,
 ) -> str:
-    """Returns the query for rows of one table with ``after < token <= upto``, ascending, at most ``limit``.
+    """Returns the query for rows of one table with ``after < token <= upto``, ascending, at most ``limit`` of them.
 
-    With ``of_writer`` or ``of_writers``, only those of ``writer`` or ``writers``. Columns: token, writer, received_at
-    (``with_times``), then the columns that are sent, or all (``stored``), as ``row_of`` takes them. The limit may cut a
-    token: its rows must not be used (`cut_whole_tokens`).
+    If ``of_writer`` is true, the query has a parameter ``writer`` and returns only rows of that writer. If ``of_writers``
+    is true, it has a parameter ``writers``, an array. The columns are: token, writer, received_at (if ``with_times``), and
+    then the columns that are sent, or all columns of the table's declaration (if ``stored``). ``row_of`` accepts their
+    values. The limit may cut off some rows of the last token. ``cut_whole_tokens`` removes such an incomplete token.
     """
     token = token_sql(declaration, table)
     times = [table.received_column] if with_times else []
@@ -106,8 +107,8 @@ def rows_sql(
     condition = bounds_sql(declaration, table)
     condition += f" AND {table.writer_column} = %(writer)s" if of_writer else ""
     condition += f" AND {table.writer_column} = ANY(%(writers)s)" if of_writers else ""
-    # The limit goes by the order of the ID alone, which the index gives. With a finer order, PostgreSQL may sort all rows that
-    # there are to return a thousand. The order within a token is made afterwards, on the limited rows.
+    # The inner query sorts by the ID alone, which the index provides. If it also sorted by ``then_by``, PostgreSQL might sort
+    # the whole table to return a thousand rows. The outer query orders the rows of each token.
     limited = f"SELECT * FROM {table.name} WHERE {condition} ORDER BY {order_sql(declaration, table)} LIMIT %(limit)s"
     order = order_sql(declaration, table)
     order += f", {table.then_by}" if table.then_by else ""
@@ -115,16 +116,19 @@ def rows_sql(
 
 
 def column_sql(column: Column) -> str:
-    """Returns the expression for a column as ``row_of`` takes it: JSON as text.
+    """Returns the SQL expression that selects a column for ``row_of``. A JSON column is cast to text.
 
-    Connections differ in how they return ``jsonb``: Django's leave it as text, direct ones decode it.
+    Without the cast, Django's connections would return ``jsonb`` as text, and direct connections would decode it.
     """
     return f"{column.name}::text" if column.kind is ColumnKind.JSON else column.name
 
 
 @cache
 def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
-    """Returns the function from the values of a table's columns, read with ``column_sql``, to the row that is sent."""
+    """Returns a function that builds the row to send from the values of the table's columns.
+
+    The columns must have been selected with ``column_sql``.
+    """
     places = [place for place, column in enumerate(table.columns) if column.kind is ColumnKind.JSON]
     if not places:
         return table.row
@@ -140,9 +144,9 @@ def row_of(table: FactTable) -> Callable[[Sequence[Any]], Any]:
 
 
 def ids_sql(declaration: StreamDeclaration) -> str:
-    """Returns the query for (writer, token) of all rows with ``token >= linear``, ascending.
+    """Returns the query for (writer, token) of all rows with ``token >= linear``, ascending by token.
 
-    It is for step 6 of ``streams.core.recovery``.
+    Step 6 of ``streams.core.recovery`` uses it.
     """
     selects = []
     for table in declaration.tables:
@@ -160,7 +164,7 @@ def ids_sql(declaration: StreamDeclaration) -> str:
 def maximum_sql(declaration: StreamDeclaration) -> str:
     """Returns the query for the largest token that the stream's tables hold, or held before they were trimmed.
 
-    The query returns 0 if there never was any.
+    The query returns 0 if the tables never held a row.
     """
     name = declaration.name.replace("'", "''")
     selects = [f"SELECT max(position) AS token FROM streams_lowwatermark WHERE stream = '{name}'"]
@@ -172,7 +176,10 @@ def maximum_sql(declaration: StreamDeclaration) -> str:
 
 
 def sequence_sql(declaration: StreamDeclaration) -> str:
-    """Returns the query for the last value that the stream's sequence gave out, or one less than its start if it never did."""
+    """Returns the query for the last value that the stream's sequence gave out.
+
+    For a sequence that has given out no value, the query returns one less than its start.
+    """
     return f"SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {declaration.sequence}"
 
 
@@ -182,10 +189,11 @@ def read_whole(
     bounds: tuple[int, int],
     limit: int,
 ) -> tuple[int, list[Sequence[Row]]]:
-    """Reads whole facts between ``after, upto = bounds``. Returns the position reached, and per table the rows up to there.
+    """Reads the facts between ``after, upto = bounds``, and never only a part of a fact.
 
-    ``fetch(table, limit)`` must return rows that begin with their token, ascending. If one fact has more rows than the
-    limit, they are read again with a larger limit, up to a million.
+    Returns the position up to which it read, and for each table the rows up to that position. ``fetch(table, limit)`` must
+    return rows in ascending order of token, with the token as first value. If one fact has more rows than the limit, the
+    rows are read again with a larger limit, up to a million.
     """
     after, upto = bounds
     while True:
@@ -196,11 +204,11 @@ def read_whole(
 
 
 def cut_whole_tokens(batches: Sequence[Sequence[Row]], upto: int, limit: int) -> tuple[int, list[Sequence[Row]]]:
-    """Cuts the tables' batches, each read with ``limit``, so that no token is split.
+    """Removes rows at the end of the tables' batches, so that each token is there with all its rows or not at all.
 
-    Returns the position reached and the batches up to it. A batch that was cut by the limit may miss rows of its last
-    token, so the position reached lies below that token. If a single token fills a whole batch, the position reached lies
-    below all rows: the caller must read again with a larger limit.
+    Each batch was read with ``limit``. Returns the position up to which the batches are complete, and the batches up to
+    that position. A full batch may lack rows of its last token, so the position lies below that token. If a single token
+    fills a batch, the position lies below all rows of the batch. Then the caller must read again with a larger limit.
     """
     reached = upto
     for batch in batches:

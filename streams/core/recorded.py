@@ -1,8 +1,8 @@
-"""Recorded streams of foreign servers, as streams to read: names, declarations, positions (pure).
+"""Names, declarations and positions of recorded streams: streams of a foreign server that are stored here (pure).
 
-A recorded stream is called ``NAME/stream``, where NAME is that of the record. Readers that work by declaration, such as
-Spark, read it like one of our own. Its row is one column of JSON text. Names consist of letters, digits, ``.``, ``_`` and
-``-``, so that they are safe in SQL text.
+A *record* is all that is stored of one foreign server, under a name. Its streams are called ``NAME/stream``. Programs
+that read streams by declaration, such as Spark, read a recorded stream like one of our own. Its row is one column of JSON
+text. Names consist of letters, digits, ``.``, ``_`` and ``-``, so that they are safe in SQL text.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ __all__ = [
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STREAM = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
-#: (writer, position up to which its recorded facts were removed) of one recorded stream, for writers that lost some.
+#: (writer, position up to which its facts were removed) of one recorded stream, for the writers whose facts were removed.
 RECORDED_TRIMMED = """
 SELECT p.writer, p.trimmed_upto FROM streams_recordedposition p
 JOIN streams_recordedserver s ON s.id = p.server_id
 WHERE s.name = %(server)s::text AND p.stream = %(stream)s::text AND p.trimmed_upto > 0
 """
-#: (stream, writer, position) of every life of every writer of one recorded stream.
+#: (stream, writer, position) of one recorded stream. A foreign writer that started again from a lower position has one row
+#: for each of its *lives*.
 RECORDED_POSITIONS = """
 SELECT p.stream, p.writer, p.position FROM streams_recordedposition p
 JOIN streams_recordedserver s ON s.id = p.server_id
@@ -42,19 +43,19 @@ WHERE s.name = %(server)s::text AND p.stream = %(stream)s::text
 
 
 def check_record_name(name: str) -> str:
-    """Returns the name if a record may have it. Raises ``ValueError`` otherwise."""
+    """Returns the name if it is allowed as the name of a record. Raises ``ValueError`` otherwise."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is no name for a record: use letters, digits, '.', '_' and '-', at most 100.")
     return name
 
 
 def is_recorded(stream: str) -> bool:
-    """Returns true for the name of a recorded stream."""
+    """Returns true if this is the name of a recorded stream, that is, if it contains a slash."""
     return "/" in stream
 
 
 def split_recorded(name: str) -> tuple[str, str]:
-    """Returns the record and the stream of ``NAME/stream``. Raises ``ValueError`` for another form."""
+    """Splits ``NAME/stream`` into the record's name and the stream's name. Raises ``ValueError`` for another form."""
     server, _, stream = name.partition("/")
     if not _STREAM.fullmatch(stream):
         raise ValueError(f"{name!r} is no recorded stream: write NAME/stream, for example main/events.")
@@ -62,7 +63,10 @@ def split_recorded(name: str) -> tuple[str, str]:
 
 
 def recorded_names(name: str) -> dict[str, str]:
-    """Returns the parameters of the queries above. Raises ``ValueError`` for a name that is not ``NAME/stream``."""
+    """Returns the parameters for ``RECORDED_TRIMMED`` and ``RECORDED_POSITIONS``.
+
+    Raises ``ValueError`` for a name that is not ``NAME/stream``.
+    """
     server, stream = split_recorded(name)
     return {"server": server, "stream": stream}
 

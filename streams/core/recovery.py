@@ -1,16 +1,19 @@
-"""Computes the first state of a process on a stream from what the database holds (pure).
+"""Computes the state with which a process starts on a stream, from what the database holds (pure).
 
-The comments and docstrings here name these steps:
+Comments and docstrings refer to these steps by number:
 
-1. A sequence that lies below the largest ID in the tables is moved up to that ID, never down.
-2. A stored position above the sequence as it was found refuses the start: two streams share a name, or a backup was restored.
-3. Stored positions of names that are no longer writers are dropped. A name that comes back counts as new.
-4. Our own position is the sequence's last value: all IDs below were reserved by an earlier holder of the name, or by others.
-   True only if no process holds the name and no transaction of it is open, which ``streams.writing.lease`` proves.
-5. The linear position is the minimum of all positions. Without any, it is the largest ID in the tables, at least 1.
-6. Rows at or above it are done: gapless runs move it up, and our own rows repair a position that was stored too low.
-7. Writers without a position enter at the linear position: at the present, not at 0.
-8. The largest of all these is the highest ID known, and the position that this process may claim while idle.
+1. If the sequence lies below the largest ID in the tables, it is moved up to that ID. It is never moved down.
+2. If a stored position lies above the sequence as it was found, the process does not start: two streams share a name, or
+   a backup was restored.
+3. Stored positions of names that are no longer writers are dropped. If such a name comes back, it counts as new.
+4. The own position is the sequence's last value. All IDs up to there were reserved by other writers or by an earlier
+   holder of the name. ``streams.writing.lease`` has proved before that this earlier holder has no open transaction.
+5. The linear position is the minimum of all positions. Without positions it is the largest ID in the tables, or the
+   position of an empty stream if that is larger.
+6. Rows at or above the linear position are complete. Runs of them without a gap move the linear position up. Rows of the
+   own name repair an own position that was stored too low.
+7. Writers without a position enter at the linear position, so they do not hold it back.
+8. The largest of all these positions is the highest known ID. This process may claim it while it is idle.
 
 ``streams.writing.writer`` reads the input from the database. The output is the tracker's first state, and what must be
 repaired. All numbers are positive here, also for backward streams.
@@ -31,9 +34,9 @@ __all__ = ["StreamFindings", "StreamRecovery", "recover", "sequence_repair"]
 class StreamFindings:
     """The values that were read from the database about one stream.
 
-    ``sequence_value`` is the last value that the sequence gave out, or one less than its start if it never did.
-    ``writers`` are the configured (not retired) writers, or None if any process may write, without an order.
-    ``empty_position`` is the position of the stream without facts: 0 for one in memory.
+    ``sequence_value`` is the last value that the sequence gave out, or one less than its start if it gave out none.
+    ``writers`` are the writers that are not retired. None means that any process may write, without order.
+    ``empty_position`` is the position of the stream without facts: 1, or 0 for a stream in memory.
     """
 
     stream: str
@@ -46,7 +49,7 @@ class StreamFindings:
 
 @dataclass(frozen=True, slots=True)
 class StreamRecovery:
-    """The state of one process that starts on a stream, before it has read the rows above the linear position."""
+    """The result of steps 1 to 5: the state before the rows at or above the linear position are read."""
 
     set_sequence_to: int | None
     dropped_writers: tuple[str, ...]
@@ -55,7 +58,10 @@ class StreamRecovery:
     own_name: str | None
 
     def tracker(self, rows: Iterable[tuple[str, int]], findings: StreamFindings) -> PositionTracker:
-        """Returns the tracker, after steps 6 to 8. ``rows`` are (writer, ID) of all tables at or above ``linear``, ascending."""
+        """Does steps 6 to 8 and returns the tracker.
+
+        ``rows`` are (writer, ID) of all rows with an ID of at least ``linear``, in ascending order.
+        """
         own = self.positions.get(self.own_name, 0) if self.own_name is not None else 0
         real = max([findings.table_maximum, *findings.stored.values(), findings.empty_position])
         tracker = PositionTracker(TrackerState(self.linear, self.positions, self.own_name, own, real))
@@ -64,7 +70,7 @@ class StreamRecovery:
 
 
 def sequence_repair(findings: StreamFindings) -> int | None:
-    """Does steps 1 and 2. Returns the value to move the sequence to, or None if it is right.
+    """Does steps 1 and 2. Returns the value to which the sequence must be moved, or None if it can stay.
 
     Raises ``SequenceBehind`` if a stored position lies above the sequence as it was found.
     """

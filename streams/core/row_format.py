@@ -1,10 +1,10 @@
-"""Formats of wire rows, each written once and used twice: by Python, and as SQL text (pure).
+"""Formats of the rows that are sent, each described once and used both by Python and as SQL (pure).
 
-A format says which columns stand where in the JSON array of an RDATA line. Python builds the row from the values of a
-table row. PostgreSQL can write the row's JSON text itself, which costs the broadcaster nothing per row. Both are made
-from one description, so they cannot diverge. ``tests/integration/test_line_sql.py`` compares them.
+A format says which column stands at which place in the JSON array of an RDATA command. Python builds the row from the
+values of a table row. PostgreSQL can instead write the JSON text of the row, which saves the replication server that work.
+Both ways follow from one description, so they cannot diverge. ``tests/integration/test_line_sql.py`` compares them.
 
-The SQL text is compact JSON in which non-ASCII characters are not escaped. The sender must escape them.
+PostgreSQL writes compact JSON, but does not escape non-ASCII characters. The sender must escape them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class IsSet:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant text in every row. ASCII without quotes, percent signs and backslashes."""
+    """A text that is the same in every row. It must be ASCII without quotes, percent signs and backslashes."""
 
     text: str
 
@@ -45,10 +45,10 @@ Part = Value | IsSet | Literal | tuple["Part", ...]
 
 
 class RowFormat:
-    """The format of a row over a table's columns. Called with their values, in order, it returns the row.
+    """The format of a row, built from a table's columns. Call it with the columns' values, in order, to get the row.
 
-    Strings in ``parts`` are columns, and a nested tuple is a nested array. Raises ``ValueError`` for an unknown column or
-    a literal with forbidden characters.
+    ``parts`` are the elements of the row's array: a string is the name of a column, and a tuple is a nested array. Raises
+    ``ValueError`` for an unknown column or a literal with forbidden characters.
     """
 
     def __init__(self, columns: Sequence[Column], *parts: Any) -> None:
@@ -59,16 +59,16 @@ class RowFormat:
         self._build = _builder(self._parts, places, decoded)
 
     def __call__(self, values: Sequence[Any]) -> Any:
-        """Returns the row, from the values of the columns."""
+        """Builds the row from the values of the columns."""
         return self._build(values)
 
     def sql(self) -> str | None:
-        """Returns an expression for the row's JSON text, or None if a column's text in the database is not that of the wire."""
+        """Returns the SQL expression for the row's JSON text. Returns None if SQL cannot write it as it must be sent."""
         return _array_sql(self._parts, self._columns)
 
 
 def row_sql(table: FactTable) -> str | None:
-    """Returns the expression for the JSON text of a table's row, or None if only Python can build it."""
+    """Returns the SQL expression for the JSON text of a table's row, or None if only Python can build the row."""
     if isinstance(table.row, RowFormat):
         return table.row.sql()
     if table.row is list:
@@ -135,7 +135,7 @@ def _part_sql(part: Part, columns: dict[str, Column]) -> str | None:
 
 
 def _value_sql(column: Column) -> str | None:
-    """Returns the expression for the JSON text of a column, or None for a JSON column: its text may hold blanks."""
+    """Returns the SQL expression for the JSON text of a column. Returns None for a JSON column, whose text may hold blanks."""
     text = {
         "text": f"to_json({column.name})::text",
         "text[]": f"to_json({column.name})::text",

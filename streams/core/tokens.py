@@ -1,7 +1,7 @@
-"""Tokens: positions between facts, with one entry per writer that is ahead (pure).
+"""Tokens: places in a stream, with one position for all writers and further entries for writers that are ahead (pure).
 
-Text forms and algebra follow ``streams.md`` 6. A writer appears in text as a small number. The caller gives the map
-between numbers and names. Tokens of backward parts may be negative in the room form (``t5--7``).
+In its text form a token has a small number for each writer. The caller passes the mapping between the numbers and the
+writers' names. A token of a room (``RoomToken``) may contain a negative position, that of a backfilled event (``t5--7``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _position(text: str, whole: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VectorToken:
-    """A place after all facts up to ``base``, and after those of each named writer up to its entry.
+    """A place in a stream: after all facts up to ``base``, and after each writer's facts up to its position in ``entries``.
 
     Every entry must lie above the base. Raises ``TokenError`` otherwise.
     """
@@ -57,14 +57,15 @@ class VectorToken:
 
     @classmethod
     def of(cls, base: int, positions: Mapping[str, int]) -> VectorToken:
-        """Returns the token of a linear position and the writers' positions. Entries at or below the base are left out."""
+        """Makes a token from a linear position and the writers' positions. Positions at or below ``base`` are left out."""
         return cls(base, {writer: position for writer, position in positions.items() if position > base})
 
     @classmethod
     def parse(cls, text: str, names: Mapping[int, str]) -> VectorToken:
-        """Parses ``m{base}~{id}.{pos}…`` or a plain number. ``names`` maps ids to writers.
+        """Parses ``m{base}~{number}.{position}…`` or a plain number. ``names`` maps the writers' numbers to their names.
 
-        Accepts a missing or trailing list (``m5``, ``m5~``), as an old program wrote them. Raises ``TokenError``.
+        Also accepts an empty list of entries (``m5``, ``m5~``) and a trailing ``~``, which old programs wrote. Raises
+        ``TokenError`` if the text cannot be read.
         """
         if not text.startswith("m"):
             return cls(_position(text, text))
@@ -86,9 +87,9 @@ class VectorToken:
         return cls(_position(base, text), entries)
 
     def text(self, numbers: Mapping[str, int]) -> str:
-        """Returns the text form: a plain number if there are no entries, else the base and the entries, sorted by id.
+        """Returns the text form: a plain number if there are no entries, else the base and the entries.
 
-        ``numbers`` maps writers to ids.
+        ``numbers`` maps writers' names to their numbers. Entries are sorted by these numbers.
         """
         if not self.entries:
             return str(self.base)
@@ -102,41 +103,47 @@ class VectorToken:
     # --- algebra ----------------------------------------------------------------------------------------------
 
     def position_of(self, writer: str | None) -> int:
-        """Returns the position up to which that writer is covered. Without a name, the base."""
+        """Returns the position up to which the token covers that writer. If ``writer`` is None, returns the base."""
         return self.base if writer is None else self.entries.get(writer, self.base)
 
     @property
     def highest(self) -> int:
-        """The largest position of any writer that it covers."""
+        """The largest position in the token: the base, or the largest entry."""
         return max([self.base, *self.entries.values()])
 
     def covers(self, writer: str | None, position: int) -> bool:
-        """Returns true if a fact of that writer at ``position`` lies at or before this token."""
+        """Returns true if a fact that this writer appended at ``position`` lies at or before the token."""
         return position <= self.position_of(writer)
 
     def before_or_equal(self, other: VectorToken) -> bool:
-        """Returns true if ``other`` covers everything that this token covers. Not a total order."""
+        """Returns true if ``other`` covers everything that this token covers.
+
+        This is no total order: of two tokens, neither may cover the other.
+        """
         writers = {*self.entries, *other.entries}
         return self.base <= other.base and all(self.position_of(w) <= other.position_of(w) for w in writers)
 
     def merge(self, other: VectorToken) -> VectorToken:
-        """Returns the smallest token that covers both."""
+        """Returns the smallest token that covers everything that either of the two tokens covers."""
         writers = {*self.entries, *other.entries}
         positions = {w: max(self.position_of(w), other.position_of(w)) for w in writers}
         return VectorToken.of(max(self.base, other.base), positions)
 
     def meet(self, other: VectorToken) -> VectorToken:
-        """Returns the largest token that both cover."""
+        """Returns the largest token that covers only what both tokens cover."""
         writers = {*self.entries, *other.entries}
         positions = {w: min(self.position_of(w), other.position_of(w)) for w in writers}
         return VectorToken.of(min(self.base, other.base), positions)
 
     def bounded_by(self, limit: int) -> VectorToken:
-        """Returns the token with every position lowered to ``limit`` at most."""
+        """Returns the token with every position above ``limit`` lowered to ``limit``."""
         return VectorToken.of(min(self.base, limit), {w: min(p, limit) for w, p in self.entries.items()})
 
     def after_partial_read(self, high: VectorToken, last_read: int) -> VectorToken:
-        """Returns the token to continue from when a read from here to ``high`` ended at ID ``last_read``."""
+        """Returns the token from which to continue after a read that ended early.
+
+        The read was to go from this token to ``high``, in ascending order of ID, and ended at the ID ``last_read``.
+        """
         # Not ``last_read`` as base: it may lie above ``high.base``. A is at 9, B at 5, and the read ended at A's 9. With base 9,
         # B's facts 6 to 8 would be skipped.
         base = max(self.base, min(last_read, high.base))
@@ -147,7 +154,11 @@ class VectorToken:
 
 @dataclass(frozen=True, slots=True)
 class RoomToken:
-    """A token of the room stream: ``s{base}``, ``m{base}~…``, or the historic ``t{topological}-{stream}``."""
+    """A token of the stream of room events, in one of three text forms.
+
+    ``s{base}`` and ``m{base}~…`` are places in the stream. ``t{topological}-{stream}`` is a place in the topological
+    ordering of a room.
+    """
 
     stream: VectorToken
     topological: int | None = None
@@ -167,7 +178,7 @@ class RoomToken:
         raise TokenError(f"Token {text[:100]!r} cannot be read: write s5, m5~1.7 or t3-5.")
 
     def text(self, numbers: Mapping[str, int]) -> str:
-        """Returns the shortest text form that holds the token."""
+        """Returns the shortest text form that can express the token."""
         if self.topological is not None:
             return f"t{self.topological}-{self.stream.base}"
         plain = self.stream.text(numbers)
@@ -175,5 +186,5 @@ class RoomToken:
 
 
 def numbered(writers: Iterable[str]) -> dict[str, int]:
-    """Returns numbers from 1 for writers in the given order. For tests and tools that have no table of writers."""
+    """Returns a number for each writer, counting from 1 in the given order. For tests and tools without a table of writers."""
     return {writer: number for number, writer in enumerate(writers, start=1)}

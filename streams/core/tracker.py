@@ -1,10 +1,10 @@
-"""Tracks the positions of one stream as one process knows them (pure): reserve, complete, advance, and what follows.
+"""Tracks the positions of one stream as one process knows them (pure).
 
 ``docs/explanation/streams.md`` explains the ideas. IDs are positive and ascending here, also for backward streams: the
-code that talks to the database changes the sign.
+code that talks to the database changes the sign. Any thread may call a tracker, which has a lock of its own.
 
-Assumes that several threads call it (one lock inside), that the caller takes IDs from the sequence strictly between
-``begin_fetch`` and ``end_fetch``, and that it completes an ID only when its transaction is known to have ended.
+Assumes that the caller takes IDs from the sequence only between ``begin_fetch`` and ``end_fetch`` (or ``settle``), and
+completes an ID only when the transaction that took it is known to have ended.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from streams.core.tokens import VectorToken
 __all__ = ["Fetch", "PositionTracker", "TrackerState"]
 
 _FEW = 16
-#: Most single complete IDs that are kept above the linear position. Beyond that the largest are dropped, and the linear
-#: position crosses those only by the minimum of the writers' positions.
+#: Most single complete IDs that are kept above the linear position. If there are more, the largest are dropped. The linear
+#: position then passes the dropped IDs only when the positions of all writers have passed them.
 KNOWN_DONE_LIMIT = 100_000
-#: Complete own IDs above an unfinished one are thinned out when they are more than this: only the last of a run matters.
+#: If more complete own IDs than this lie above an unfinished one, most are dropped: only the last ID of each run matters.
 _FINISHED_LIMIT = 10_000
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A request for IDs that is under way. ``above`` was the highest ID known to be allocated when it began.
+    """A request to the sequence for ``count`` IDs that is under way.
 
-    ``begun_at`` is on the monotonic clock.
+    ``above`` is the highest ID that was known to be allocated when the request began, so the new IDs lie above it.
+    ``begun_at`` is a time of the monotonic clock.
     """
 
     above: int
@@ -41,7 +42,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class TrackerState:
-    """The first state of a tracker, as computed by ``streams.core.recovery``."""
+    """The state in which a tracker begins, as computed by ``streams.core.recovery``."""
 
     linear: int
     positions: Mapping[str, int]
@@ -51,9 +52,10 @@ class TrackerState:
 
 
 class PositionTracker:
-    """The positions of all writers of one stream, and the reserved IDs of this process. One per stream and process.
+    """The positions of all writers of one stream, and the IDs that this process reserved. One for each stream and process.
 
-    A reader has no ``own_name`` and never reserves. It only calls ``advance``, ``learn`` and ``retire``.
+    The tracker of a reader has no ``own_name`` and reserves nothing. Only its ``advance``, ``learn`` and ``retire`` are
+    called.
     """
 
     def __init__(self, state: TrackerState, known_done_limit: int | None = None) -> None:
@@ -69,9 +71,9 @@ class PositionTracker:
         self._fetching: list[Fetch] = []
         self._thin_at = _FINISHED_LIMIT
         self._known_done: list[int] = []  # heap
-        self._lost_ids = False  # IDs may have been taken, above all known ones, that no process knows
+        self._lost_ids = False  # a failed fetch may have taken IDs that no process knows, above all known IDs
         self._real = state.highest_real  # largest ID that is known to be complete and that this process may claim
-        self._real_above: list[int] = []  # sorted: complete IDs that it may not claim yet
+        self._real_above: list[int] = []  # sorted: complete IDs that this process may not claim yet
         self._echoed = state.own_position  # largest own announcement that came back to this process
         self._last_write = self._last_rolled_back = 0
         self._written = self._rolled_back = 0
@@ -84,10 +86,11 @@ class PositionTracker:
         self._own_max = max(self._own_max, highest)
 
     def replay(self, rows: Iterable[tuple[str, int]], writers: Iterable[str]) -> None:
-        """Does steps 6 to 8 of ``streams.core.recovery`` with rows (writer, ID) at or above the linear position, ascending.
+        """Does steps 6 to 8 of ``streams.core.recovery``.
 
-        Rows of the own name repair a stored position that is too low. Rows of unknown names help to close gaps.
-        ``writers`` that have no position yet enter at the linear position.
+        ``rows`` are (writer, ID) of the rows at or above the linear position, in ascending order. Rows of the own name
+        repair a stored position that is too low. Rows of unknown names help to close gaps. Those of ``writers`` that have
+        no position yet enter at the linear position.
         """
         with self._lock:
             for writer, number in rows:
@@ -102,19 +105,22 @@ class PositionTracker:
     # --- reserve and complete -------------------------------------------------------------------------------------
 
     def begin_fetch(self, count: int = 1, begun_at: float = 0.0) -> Fetch:
-        """Records that IDs are about to be taken from the sequence. Until they are known, the own position may not pass them."""
+        """Records that ``count`` IDs are about to be taken from the sequence.
+
+        Until these IDs are known, the own position stays below any ID that the sequence may give out.
+        """
         with self._lock:
-            # Without this record: this process takes 5 from the sequence and does not know it yet, and B's announcement of 6
-            # arrives. This process seems idle, and claims 6 while its own fact 5 is open.
+            # Without this record: the sequence has given out 5 to this process, but the answer is still on its way. B's
+            # announcement of 6 arrives. This process seems idle, and claims 6 while its own fact 5 is open.
             fetch = Fetch(self._max_allocated_seen, count, begun_at)
             self._fetching.append(fetch)
             return fetch
 
     def end_fetch(self, fetch: Fetch, ids: Iterable[int]) -> bool:
-        """Ends a fetch, and records the IDs that it brought (none if it failed). They are unfinished until completed.
+        """Ends a fetch, and records its IDs as unfinished. ``ids`` is empty if the fetch failed.
 
-        Returns true if there is something to announce. Even without IDs there may be, because the fetch held the position
-        back.
+        Returns true if there is something to announce. This can be so even without IDs: the fetch held the position back,
+        and now no longer does.
         """
         with self._lock:
             before = self._real
@@ -128,9 +134,10 @@ class PositionTracker:
             return self._real > before or self._lost_ids
 
     def settle(self, fetch: Fetch, ids: Iterable[int]) -> bool:
-        """Ends a fetch and completes its IDs in one step. The transaction that took them has ended, and ``ids`` were committed.
+        """Ends a fetch and completes its IDs in one step.
 
-        Returns true if there is something to announce. Ignores IDs that are complete already.
+        To be called when the transaction that took the IDs has ended. ``ids`` are those that it committed. Returns true if
+        there is something to announce. Ignores IDs that are complete already.
         """
         with self._lock:
             before = self._real
@@ -148,9 +155,9 @@ class PositionTracker:
 
     @property
     def has_lost_ids(self) -> bool:
-        """True if the tracker is at rest and the last fetch failed.
+        """True if the last fetch failed, no other fetch is under way, and no ID is unfinished.
 
-        The fetch may have taken IDs that no process knows, so the sequence may be ahead of all known IDs.
+        The failed fetch may have taken IDs that no process knows, so the sequence may be ahead of all known IDs.
         """
         with self._lock:
             return self._lost_ids and not (self._unfinished or self._fetching)
@@ -180,8 +187,8 @@ class PositionTracker:
             self._last_rolled_back = max([self._last_rolled_back, *done])
 
     def _take_unfinished(self, ids: list[int]) -> list[int]:
-        """Removes these IDs from the unfinished. Returns those that were among them, ascending."""
-        if len(ids) > _FEW:  # one pass for a block, a search for each of a few
+        """Removes these IDs from the unfinished IDs. Returns the removed ones in ascending order."""
+        if len(ids) > _FEW:  # one pass for many IDs, one search for each of a few
             wanted = set(ids)
             done = [number for number in self._unfinished if number in wanted]
             self._unfinished = [number for number in self._unfinished if number not in wanted]
@@ -196,13 +203,13 @@ class PositionTracker:
         return True
 
     def _thin_out(self) -> None:
-        """Shortens the lists of complete IDs when they have grown long above an unfinished ID.
+        """Shortens the lists of complete IDs if they have grown long above an unfinished ID.
 
-        Only the last ID of each run between two unfinished ones can become a position.
+        Of the complete IDs between two unfinished ones, only the last can become a position, so the others are dropped.
         """
         if max(len(self._finished_above), len(self._real_above)) <= self._thin_at:
             return
-        # IDs that are being fetched lie above what was allocated when their fetch began. No ID below that can become unfinished.
+        # IDs that are being fetched lie above ``above`` of their fetch. So no ID up to ``settled`` can become unfinished.
         settled = min((fetch.above for fetch in self._fetching), default=self._max_allocated_seen)
         self._finished_above = _last_of_runs(self._finished_above, self._unfinished, settled)
         ends = sorted({*self._unfinished, *(number + 1 for number in self._finished_above)})
@@ -210,12 +217,12 @@ class PositionTracker:
         self._thin_at = max(_FINISHED_LIMIT, 2 * len(self._finished_above), 2 * len(self._real_above))
 
     def _note_real(self, numbers: Iterable[int]) -> None:
-        """Records IDs of which it is known that exactly these are complete."""
+        """Records IDs whose own transactions have ended, so that each of them may become the announced position."""
         _insert(self._real_above, [number for number in numbers if number > self._real])
 
     def _raise_own_position(self) -> None:
-        """Raises the own position to the largest finished ID below all that are unfinished or may be given out at this moment."""
-        bounds = [self._fetching[0].above + 1] if self._fetching else []  # they are in the order in which they began
+        """Raises the own position to the largest finished ID below all unfinished IDs and all IDs that are being fetched."""
+        bounds = [self._fetching[0].above + 1] if self._fetching else []  # the oldest fetch has the lowest IDs
         if self._unfinished:
             bounds.append(self._unfinished[0])
         covered = bisect_left(self._finished_above, min(bounds)) if bounds else len(self._finished_above)
@@ -228,9 +235,10 @@ class PositionTracker:
     # --- learn from others ----------------------------------------------------------------------------------------
 
     def advance(self, writer: str, position: int) -> bool:
-        """Applies another writer's announcement. Late, repeated and unordered announcements are harmless.
+        """Applies a writer's announcement. Late, repeated and unordered announcements are harmless.
 
-        Returns true if this process now has something to announce itself: it is idle and may claim the same position.
+        Returns true if this process now has something to announce itself. That is so if it is idle and may claim the same
+        position.
         """
         with self._lock:
             before = self._real
@@ -239,14 +247,15 @@ class PositionTracker:
             return self._real > before
 
     def learn(self, active: Mapping[str, int], retired: Mapping[str, int]) -> bool:
-        """Applies the stored positions of all writers at once, as ``{writer: position}`` of active and of retired ones.
+        """Applies the stored positions of all writers at once.
 
-        Returns true if this process now has something to announce itself.
+        ``active`` and ``retired`` map the active and the retired writers to their positions. Returns true if this process
+        now has something to announce itself.
         """
         with self._lock:
             before = self._real
-            # All writers are placed before any position is applied. A is at 9, B at 5, and neither is known here. If A's position
-            # were applied alone, the minimum would be 9, and the linear position would pass B's open facts.
+            # First all writers are recorded, then the linear position is raised. A is at 9, B at 5, and neither is known here.
+            # If A's position were applied alone, the minimum would be 9, and the linear position would pass B's open facts.
             for writer, position in active.items():
                 self._place(writer, position)
             for writer, position in retired.items():
@@ -266,15 +275,15 @@ class PositionTracker:
             self._retired[writer] = max(self._positions.pop(writer, 0), self._retired.get(writer, 0), position)
 
     def _learn(self, position: int) -> None:
-        """Records a position that some writer announced: the ID of a transaction that has ended (see ``announceable``)."""
+        """Records a position that some writer announced. The transaction that took this ID has ended (see ``announceable``)."""
         self._max_allocated_seen = max(self._max_allocated_seen, position)
         self._note_real([position])
         self._note_done([position])
 
     def observe(self, position: int) -> bool:
-        """Records a complete ID that went to another stream of the same sequence, and so to none of this one.
+        """Records a complete ID that belongs to another stream of the same sequence, so that no fact here will ever have it.
 
-        Returns true if this process now has something to announce here: it is idle, and may claim that ID.
+        Returns true if this process now has something to announce on this stream: it is idle, and may claim that ID.
         """
         with self._lock:
             before = self._real
@@ -282,7 +291,7 @@ class PositionTracker:
             return self._real > before
 
     def retire(self, writer: str, position: int = 0) -> None:
-        """Takes a writer out of the minimum: it will never write again above its last ``position``."""
+        """Stops counting a writer for the linear position. It will never again write above its last ``position``."""
         with self._lock:
             self._remove(writer, position)
             self._learn(position)
@@ -298,9 +307,9 @@ class PositionTracker:
         while self._known_done and self._known_done[0] <= self._linear + 1:
             self._linear = max(self._linear, heapq.heappop(self._known_done))
         if len(self._known_done) > self._known_done_limit:
-            # Keep half of them, so that this is rare, and the smaller ones, which the linear position reaches first. A run ends
-            # before a dropped ID. Example: writer B is at 10, 12 to 14 are kept, 15 to 29 are dropped. B announces 11, and the
-            # linear position goes to 14. B receives 29, is idle, and announces 29. The minimum takes the linear position there.
+            # Keep only half, so that this happens rarely. Keep the smaller half, which the linear position reaches first.
+            # Example: writer B is at 10, 12 to 14 are kept, 15 to 29 are dropped. B announces 11, and the linear position goes
+            # to 14. B receives 29, is idle, and announces 29. Then the minimum of all writers takes the linear position to 29.
             self._known_done = sorted(set(self._known_done))[: self._known_done_limit // 2]  # a sorted list is a heap
         self._own_max = max(self._own_max, self._linear, self._own_position)
         covered = bisect_right(self._real_above, self._own_max)
@@ -312,12 +321,13 @@ class PositionTracker:
         """Returns the position up to which every writer that is known here is complete."""
         others = [position for name, position in self._positions.items() if name != self._own_name]
         if not others:
-            # A lone writer goes by its own announcements as they come back, not by its own position. B joins, and then A
-            # reserves 7: B's entry was sent before A's announcement of 7, so A receives it first. When 7 comes back, A
-            # knows B and does not pass B's IDs. A reader without active writers: all are retired, and everything that they
+            # If no other writer is known, the own position alone proves nothing, because another writer may just have entered.
+            # So a writer uses its own announcements once they come back to it. Example: B enters, and then A reserves 7. B's
+            # entry was sent before A's announcement of 7, so A receives the entry first. When 7 comes back, A knows B and
+            # does not pass B's IDs. For a reader without active writers, all writers are retired, so everything that they
             # announced is complete.
             return self._echoed if self._own_name is not None else self._max_allocated_seen
-        # An idle process needs no entry: everything that it reserves later lies above everything announced.
+        # An idle process does not count: everything that it reserves later lies above everything announced.
         if self._unfinished or self._fetching:
             others.append(self._own_position)
         return min(others)
@@ -331,7 +341,10 @@ class PositionTracker:
             return self._linear
 
     def position_of(self, writer: str) -> int:
-        """Returns a writer's position, never below the linear one. An unknown writer is at the linear position."""
+        """Returns a writer's position, which is never below the linear position.
+
+        For an unknown writer, returns the linear position.
+        """
         with self._lock:
             if writer == self._own_name:
                 return self._own_max
@@ -345,7 +358,7 @@ class PositionTracker:
 
     @property
     def own_minimum(self) -> int:
-        """The last position that this process reached by facts of its own."""
+        """The position that this process has reached by its own IDs: none of its IDs up to here is unfinished."""
         with self._lock:
             return self._own_position
 
@@ -353,10 +366,10 @@ class PositionTracker:
     def announceable(self) -> int:
         """The position that this process stores and announces: the largest complete ID that it may claim.
 
-        So every announced position is the ID of a transaction that has ended, and receivers count that ID as complete.
-        ``own_maximum`` cannot be announced: it starts at the head of the sequence, whose ID may be pending in another
-        process. A rolled-back ID may be announced. It is stored after the sequence gave it out, so the sequence's value
-        is lost neither by a crash nor by a fail-over that keeps the position.
+        So every announced position is an ID whose transaction has ended, and receivers treat this ID as complete.
+        ``own_maximum`` cannot be announced: it starts at the last value of the sequence, and this ID may be pending in
+        another process. The ID of a rolled-back transaction may be announced. A crash or fail-over that keeps the stored
+        position then also keeps the value of the sequence.
         """
         with self._lock:
             return self._real
@@ -371,45 +384,45 @@ class PositionTracker:
     def last_rolled_back(self) -> int:
         """The largest ID that this process rolled back or left unused since the tracker began. 0 if there is none.
 
-        No commit wrote it to the disk.
+        No commit wrote this ID to the disk, so a crash of the server could make the sequence give it out again.
         """
         with self._lock:
             return self._last_rolled_back
 
     @property
     def raw_positions(self) -> dict[str, int]:
-        """The recorded positions by writer. They may lie below the linear one."""
+        """The recorded positions by writer. They may lie below the linear position."""
         with self._lock:
             return dict(self._positions)
 
     @property
     def pending(self) -> list[int]:
-        """The IDs that were reserved here and are not complete, ascending."""
+        """The IDs that this process reserved and that are not complete, in ascending order."""
         with self._lock:
             return list(self._unfinished)
 
     def fetches_begun_before(self, moment: float) -> list[Fetch]:
-        """Returns the fetches that have been under way since before that moment, the oldest first."""
+        """Returns the fetches under way that began before that moment of the monotonic clock, the oldest first."""
         with self._lock:
             return [fetch for fetch in self._fetching if fetch.begun_at < moment]
 
     def take_counts(self) -> tuple[int, int]:
-        """Returns the numbers of facts completed by commit and by rollback since the last call."""
+        """Returns how many IDs were completed by commit and how many by rollback, each since the last call."""
         with self._lock:
             counts = self._written, self._rolled_back
             self._written = self._rolled_back = 0
             return counts
 
     def token(self) -> VectorToken:
-        """Returns the vector position: the linear position, and an entry for each writer that is ahead of it."""
+        """Returns the present position as a token: the linear position, and an entry for each writer that is ahead of it."""
         with self._lock:
             return VectorToken.of(self._linear, self._positions)
 
 
 def _last_of_runs(numbers: list[int], bounds: list[int], settled: int) -> list[int]:
-    """Drops numbers of an ascending list, up to ``settled``, that are not the last of a run.
+    """Drops most numbers up to ``settled`` from an ascending list. A run is all numbers between two of ``bounds``.
 
-    Keeps the last number below each bound, the last one up to ``settled``, and all numbers above.
+    Keeps the last number of each run, the last number up to ``settled``, and all numbers above ``settled``.
     """
     upto = bisect_right(numbers, settled)
     ends = sorted({min(bisect_left(numbers, bound), upto) for bound in bounds} | {upto})
@@ -423,7 +436,7 @@ def _holds(numbers: list[int], number: int) -> bool:
 
 
 def _insert(numbers: list[int], more: list[int]) -> None:
-    """Adds numbers to a sorted list: by search if they are few, by one sort if they are many."""
+    """Adds numbers to a sorted list: a few by one search each, many by sorting the list again."""
     if len(more) > _FEW:
         numbers.extend(more)
         numbers.sort()

@@ -1,8 +1,8 @@
-"""Low-water marks: the record of what was trimmed of a stream, and the check that a reader has lost no facts by it (pure).
+"""Low-water marks: the record of what was trimmed of a stream, and the check that a trim took no facts from a reader (pure).
 
-The mark has for each writer its highest fact that is gone. A reader has lost facts of a writer exactly if its cursor for
-that writer lies below. So an idle writer's old cursor raises no false alarm. The functions take a cursor of any
-connection. Numbers are positive, also for backward streams.
+The mark holds for each writer the ID of its highest fact that is gone. A reader has lost facts of a writer exactly if the
+reader's position for that writer lies below this ID. An old position for an idle writer therefore raises no false alarm.
+The functions accept a database cursor of any connection. Numbers are positive, also for backward streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MARK = "SELECT position, writers::text FROM streams_lowwatermark WHERE stream =
 class TrimMark:
     """The low-water mark of a stream.
 
-    Facts up to ``position`` may be gone. ``writers`` has the highest fact of each writer that is gone.
+    Facts up to ``position`` may be gone. ``writers`` maps each writer whose facts were trimmed to its highest trimmed ID.
     """
 
     position: int = 0
@@ -34,7 +34,10 @@ class TrimMark:
 
 
 def trim_mark(cursor: Any, stream: str) -> TrimMark:
-    """Returns the mark of a stream, also of a recorded one (``NAME/stream``). Its position is 0 if nothing was ever trimmed."""
+    """Returns the low-water mark of a stream, also of a recorded stream (``NAME/stream``).
+
+    The position of the mark is 0 if nothing was ever trimmed.
+    """
     if is_recorded(stream):
         cursor.execute(RECORDED_TRIMMED, recorded_names(stream))
         writers = dict(cursor.fetchall())
@@ -45,7 +48,10 @@ def trim_mark(cursor: Any, stream: str) -> TrimMark:
 
 
 def lost_facts(mark: TrimMark, after: VectorToken, writer: str | None = None) -> dict[str, int]:
-    """Returns ``{writer: its highest fact that is gone}`` for writers (or that one) of which facts above ``after`` are gone."""
+    """Returns the writers of which trimmed facts lie above ``after``, as ``{writer: highest trimmed ID}``.
+
+    If ``writer`` is given, only that writer is examined.
+    """
     return {
         name: gone for name, gone in mark.writers.items() if writer in (None, name) and gone > after.position_of(name)
     }
@@ -54,9 +60,10 @@ def lost_facts(mark: TrimMark, after: VectorToken, writer: str | None = None) ->
 def check_not_trimmed(
     cursor: Any, stream: str, after: VectorToken, writer: str | None = None, reader: str = ""
 ) -> None:
-    """Raises ``ResyncNeeded`` if facts after ``after`` (of that writer, or of any) are gone.
+    """Raises ``ResyncNeeded`` if trimmed facts lie above ``after``.
 
-    Must be called after the rows were read.
+    If ``writer`` is given, only its facts are examined. ``reader`` is a name for the error message. The caller must have
+    read its rows before this call.
     """
     # The mark is read after the rows. A trim deletes facts and moves the mark in one transaction. If it commits before the rows
     # are read, the mark shows it. In the other order, a trim between the two reads would go unnoticed.

@@ -1,6 +1,7 @@
-"""Advice for a missing database, table or sequence: the sentence for the last line of a command's error.
+"""Advice on what to do about a missing database, table or sequence. It becomes the last line of a command's error.
 
-Called after a failure, so it may look at the migrations. If they cannot be read, it gives the most likely advice.
+These functions are called only after a failure, so they may take the time to read the migrations. If the migrations
+cannot be read, they return the most likely advice.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _MIGRATE = "The database lacks tables of this version: run manage.py migrate."
 
 
 def about_missing_database(text: str) -> str:
-    """Returns what to do if the error text says that the database does not exist on a server that runs; else empty."""
+    """Returns what to do if the error text says that the server runs but the database does not exist, else an empty text."""
     found = _DATABASE.search(text)
     if found is None:
         return ""
@@ -43,7 +44,7 @@ def about_missing_database(text: str) -> str:
 
 
 def about_missing_relation(text: str) -> str:
-    """Returns what creates the table, sequence or column that the server's error text names."""
+    """Returns what to do to create the table, sequence or column that is missing by the server's error text."""
     try:
         executor = MigrationExecutor(connections[stream_settings().database])
         if executor.migration_plan(executor.loader.graph.leaf_nodes()):

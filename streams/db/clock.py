@@ -1,7 +1,7 @@
-"""The database's clock, by which times are compared.
+"""The clock of the database, which is used wherever times of several processes are compared.
 
-Clocks of hosts differ, by an hour if one was set wrong. A process that measures its own times uses ``time.monotonic`` and
-passes on ages.
+The clocks of hosts differ, by an hour if one was set wrong. A process therefore measures its own durations with
+``time.monotonic``, and sends ages instead of times.
 """
 
 from __future__ import annotations

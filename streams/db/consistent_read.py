@@ -1,8 +1,8 @@
-"""Several queries that see one snapshot of the database.
+"""Transactions in which several queries see one snapshot of the database, and transactions of long jobs.
 
-A position up to which the caller wants to read is taken *before* the snapshot. A position is stored after the commits
-that it covers, so a later snapshot contains all of them. A position taken inside could cover a commit that the snapshot
-does not see.
+If the caller wants to read up to a position, it must fetch the position *before* the snapshot begins. A position is stored
+after the commits that it covers, so a later snapshot contains all of them. A position that is fetched later, from
+another connection, could cover a commit that the snapshot does not see.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ __all__ = ["long_transaction", "read_only_snapshot"]
 def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
     """Yields a cursor whose queries all see one snapshot, and which cannot change anything.
 
-    Within a transaction of the caller's it yields a cursor of that transaction, with the isolation that this has.
-    ``is_long``: the caller does other work between its queries, for as long as that takes (``long_transactions``).
+    If the caller has a transaction open, yields a cursor of that transaction, whatever its isolation level. If ``is_long``
+    is true, the server's time limits are lifted, because the caller does other work between its queries
+    (``long_transactions``).
     """
     connection = connections[using]
     if connection.in_atomic_block:
@@ -39,7 +40,7 @@ def read_only_snapshot(using: str, *, is_long: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def long_transaction(using: str) -> Iterator[Any]:
-    """Yields a cursor in a transaction of a job, which does other work between its statements (``long_transactions``)."""
+    """Yields a cursor in a transaction without the server's time limits, for jobs (``long_transactions``)."""
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         cursor.execute(NO_LIMITS)
         yield cursor

@@ -1,7 +1,7 @@
 """The only module that uses the PostgreSQL driver: direct connections, advisory lock keys, connection strings.
 
-Direct connections are for locks and LISTEN. They are opened after fork, with keepalives so that the loss of a host is
-noticed, and not through a transaction pooler. All other queries use Django's connection.
+Direct connections are for locks and LISTEN. They do not go through a transaction pooler, and a forked child opens its
+own. Keepalives make the loss of a host noticed within seconds. All other queries use Django's connection.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ OperationalError = psycopg2.OperationalError
 
 
 class BehindPooler(psycopg2.OperationalError):
-    """A connection that was to be direct leads to a connection pooler."""
+    """The error if a connection that must be direct leads to a connection pooler."""
 
 
 #: Errors that the driver raises when a connection is lost.
 connection_gone = (psycopg2.OperationalError, psycopg2.InterfaceError)
-#: Errors for a missing table, sequence or column: waiting does not help.
+#: Errors for a missing table, sequence or column. Trying again does not help.
 missing = (psycopg2.errors.UndefinedTable, psycopg2.errors.UndefinedColumn)
-#: The error at the commit of a notification when the server's queue is full.
+#: The error when a transaction with a notification commits while the server's queue of notifications is full.
 notify_queue_full = psycopg2.errors.ProgramLimitExceeded
 #: Values of ``get_transaction_status``: no transaction, and a transaction without an error.
 IDLE = psycopg2.extensions.TRANSACTION_STATUS_IDLE
@@ -86,16 +86,17 @@ SNAPSHOT_LEVELS = (
     psycopg2.extensions.ISOLATION_LEVEL_SERIALIZABLE,
 )
 
-#: The loss of the server's host is noticed after 5 + 3 x 2 seconds of silence, or as long with unacknowledged bytes.
+#: The client notices that the server's host is lost after 5 + 3 x 2 seconds of silence, or if bytes that it sent are not
+#: acknowledged for 11 seconds.
 _KEEPALIVES = {
     "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000,
 }  # fmt: skip
-#: Name: the same limits for the server. Without them it keeps the locks of a lost host for hours.
+#: Sets the same limits in the server. Without them the server keeps the locks of a lost host for hours.
 SERVER_KEEPALIVES = (
     "SELECT set_config('tcp_keepalives_idle', '5', false), set_config('tcp_keepalives_interval', '2', false), "
     "set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '11000', false)"
 )
-#: Sessions that wait for notifications, or hold a lock, send nothing for hours.
+#: Lifts a limit of the server: sessions that wait for notifications or hold a lock may send nothing for hours.
 _MAY_BE_IDLE = "set_config('idle_session_timeout', '0', false)"
 _NOT_LIBPQ = {
     "cursor_factory",
@@ -109,7 +110,7 @@ _NOT_LIBPQ = {
 
 
 def explain(error: BaseException) -> str:
-    """Returns the text of a database error on one line, with what to do if that is known."""
+    """Returns the text of a database error as one line. If the remedy is known, the line ends with it."""
     text = " ".join(str(error).split())
     cause = error if isinstance(error, psycopg2.Error) else error.__cause__
     if isinstance(cause, BehindPooler):
@@ -134,11 +135,11 @@ def _parameters(using: str | None) -> dict[str, Any]:
 
 
 def direct_connection(using: str | None = None, *, application_name: str) -> Any:
-    """Returns a new psycopg2 connection in autocommit mode to the server behind Django's alias. The caller closes it.
+    """Opens a psycopg2 connection to the server of Django's alias, in autocommit mode. The caller must close it.
 
-    Both sides notice within seconds if the other's host is lost. ``application_name`` is shown in ``pg_stat_activity``.
-
-    Raises ``OperationalError`` when the server cannot be reached, and ``BehindPooler`` when a pooler answers in its place.
+    Client and server each notice within seconds if the other's host is lost. ``application_name`` is shown in
+    ``pg_stat_activity``. Raises ``OperationalError`` if the server cannot be reached, and ``BehindPooler`` if a connection
+    pooler answers instead of the server.
     """
     try:
         found = _parameters(using)
@@ -158,10 +159,11 @@ def direct_connection(using: str | None = None, *, application_name: str) -> Any
 
 
 def _refuse_pooler(connection: Any, session: int) -> None:
-    """Raises ``BehindPooler`` unless ``session``, the backend that answered a query, is the one named in the handshake.
+    """Raises ``BehindPooler`` if the connection leads to a connection pooler.
 
-    A pooler names a number of its own in the handshake, and gives each transaction to another session. A writer would
-    take its lock in one session and lose it to the next client, and LISTEN would receive nothing: both without an error.
+    ``session`` is the PID of the backend that answered a query. Without a pooler the handshake named the same PID. A
+    pooler names a number of its own, and may give each transaction to another session. Then a writer's lock would stay
+    with a session that other clients use next, and LISTEN would receive nothing. Neither would raise an error.
     """
     if connection.info.backend_pid != session:
         where = f"{connection.info.host}:{connection.info.port}"
@@ -173,10 +175,11 @@ def _refuse_pooler(connection: Any, session: int) -> None:
 
 
 def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
-    """Waits until a file, socket or connection is readable, ``seconds`` at most (None: no limit). Returns those that are.
+    """Waits until a file, socket or connection is readable, ``seconds`` at most (None: no limit). Returns the readable ones.
 
-    ``select`` can wait for parts of a millisecond, but refuses descriptors from 1,024 on. A server with many clients has
-    such descriptors, and a writer in it would be fenced. ``poll`` takes them, and waits for whole milliseconds.
+    Uses ``select``, which can wait for parts of a millisecond, but raises an error for descriptors from 1,024 on. A server
+    with many clients has such descriptors, and the error would fence its writer. For them ``poll`` is used, which waits
+    for whole milliseconds.
     """
     by_descriptor = {one if isinstance(one, int) else one.fileno(): one for one in files}
     if max(by_descriptor) < _MOST_OF_SELECT:
@@ -191,10 +194,10 @@ def ready_to_read(files: Sequence[Any], seconds: float | None) -> list[Any]:
 
 @contextmanager
 def past_pooler(using: str) -> Iterator[None]:
-    """Connects this thread's Django connection to the server itself, if the alias names one behind a pooler (``DIRECT``).
+    """Connects this thread's Django connection directly to the server while the block runs, without the pooler.
 
-    For long work: temporary tables, settings and prepared statements outlast a transaction only there. Does nothing
-    within a transaction.
+    For long work: without a pooler, temporary tables, settings and prepared statements outlast a transaction. Does
+    nothing within a transaction, or if the alias has no ``DIRECT`` entry, which names the server behind a pooler.
     """
     wrapper = connections[using]
     given = wrapper.settings_dict
@@ -213,9 +216,9 @@ def past_pooler(using: str) -> Iterator[None]:
 
 @contextmanager
 def in_transaction(cursor: Any) -> Iterator[None]:
-    """Runs the block in a transaction on a direct connection: commits at the end, rolls back on any error.
+    """Runs the block in a transaction on a direct connection. Commits at the end, and rolls back on any error.
 
-    So no transaction stays open. READ COMMITTED: each of its statements sees everything that is committed when it begins.
+    The isolation level is READ COMMITTED: each statement sees everything that is committed when the statement begins.
     """
     cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
     try:
@@ -228,25 +231,27 @@ def in_transaction(cursor: Any) -> Iterator[None]:
 
 
 def read_in_order(connection: Any) -> None:
-    """Makes the session use index scans only. For connections that only read streams by ascending IDs."""
+    """Makes the session use plain index scans wherever it can. For connections that only read streams by ascending IDs."""
     with connection.cursor() as cursor:
-        # With these off, a table without a fitting index gets such a high cost that its plan would be JIT-compiled each time.
+        # JIT must be off, too. If a table has no suitable index, the cost of its plan is now so high that PostgreSQL would
+        # compile the plan each time.
         cursor.execute("SET enable_seqscan = off; SET enable_bitmapscan = off; SET jit = off")
 
 
 #: Connection -> statement -> its EXECUTE call.
 _prepared: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 _MOST_PREPARED = 200
-#: ``select`` takes descriptors below this.
+#: ``select`` accepts only descriptors below this.
 _MOST_OF_SELECT = 1_024
 _PARAMETER = re.compile(r"%\((\w+)\)s|%s|%%")
 
 
 def execute_prepared(cursor: Any, statement: str, parameters: Mapping[str, Any]) -> None:
-    """Executes a statement that this session plans only once. For statements that a direct connection repeats often.
+    """Executes a statement, which is prepared first so that the session plans it only once.
 
-    Planning most of our statements takes longer than executing them. Parameters are named, and the statement must declare
-    their types. Not for use through a transaction pooler, where the next message may reach another session.
+    For statements that are repeated often, because planning most of them takes longer than executing them. The statement
+    must declare the types of its parameters. Not for use through a transaction pooler, where the next message may reach
+    another session.
     """
     cursor.execute(_prepared_call(cursor, statement) or statement, parameters)
 
@@ -257,7 +262,10 @@ def _known_in(cursor: Any) -> dict[str, str]:
 
 
 def _prepared_call(cursor: Any, statement: str) -> str | None:
-    """Returns the EXECUTE call of a statement, and prepares it if it is new. None if the session has prepared too many."""
+    """Returns the EXECUTE call of a statement, and prepares the statement if it is new in this session.
+
+    Returns None if the session has already prepared ``_MOST_PREPARED`` statements.
+    """
     known = _known_in(cursor)
     if (call := known.get(statement)) is not None:
         return call
@@ -269,7 +277,7 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
     def numbered(found: re.Match[str]) -> str:
         if found[0] == "%%":
             return "%"
-        name = found[1] or str(len(names))  # each parameter without a name is distinct
+        name = found[1] or str(len(names))  # a parameter without a name gets one of its own
         if name not in names:
             names.append(name)
             places.append(found[0])
@@ -277,7 +285,7 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
 
     text = _PARAMETER.sub(numbered, statement)
     name = f"replsite_{len(known)}"
-    # Without this the server plans the first five executions of each statement again.
+    # Without this the server makes a new plan for each of the first five executions of a statement.
     cursor.execute("SET plan_cache_mode = force_generic_plan")
     cursor.execute(f"PREPARE {name} AS {text}")
     call = known[statement] = f"EXECUTE {name}" + (f" ({', '.join(places)})" if places else "")
@@ -285,9 +293,9 @@ def _prepared_call(cursor: Any, statement: str) -> str | None:
 
 
 class Statement(NamedTuple):
-    """One of several statements of a message: its text with its values, named or in order.
+    """One of several statements that are sent in one message: its text and its values, by name or in order.
 
-    ``again``: the same text is executed many times, so it is worth preparing once a session.
+    ``again`` is true if the same text is executed many times, so that it is worth preparing.
     """
 
     text: str
@@ -296,10 +304,12 @@ class Statement(NamedTuple):
 
 
 def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statement]) -> list[tuple[Any, ...]]:
-    """Sends statements in one message over Django's connection, in its open transaction. Returns the rows of the last one.
+    """Sends several statements in one message over Django's connection. Returns the rows of the last statement.
 
-    Under READ COMMITTED each sees what was committed when it begins. Either all have named values, which they may share,
-    or all have values in order. Nothing is prepared behind a pooler (``DIRECT`` of the alias).
+    They run in the connection's open transaction, or else in one transaction of their own. Under READ COMMITTED each
+    statement sees what was committed when this statement begins. Either all statements have values by name, which they
+    may share, or all have values in order. Statements are not prepared if the alias has a ``DIRECT`` entry, because then
+    the connection goes through a pooler.
     """
     with connection.cursor() as cursor:
         texts = [one.text for one in statements]
@@ -320,12 +330,12 @@ def send_together(connection: BaseDatabaseWrapper, statements: Sequence[Statemen
 
 
 class _PreparingCursor(psycopg2.extensions.cursor):
-    """A cursor that prepares every statement with named parameters."""
+    """A cursor that prepares every statement whose parameters are given by name."""
 
     _is_preparing = False
 
     def execute(self, query: Any, vars: Any = None) -> None:
-        """Executes as the driver does, through ``execute_prepared`` for named parameters."""
+        """Executes a statement as the driver does. If ``vars`` is a dictionary, the statement is prepared."""
         # `execute_prepared` executes on this cursor, so it calls this method again.
         if not isinstance(vars, dict) or self._is_preparing:
             super().execute(query, vars)
@@ -338,23 +348,23 @@ class _PreparingCursor(psycopg2.extensions.cursor):
 
 
 def notify_queue_usage(cursor: Any) -> float:
-    """Returns how full the server's queue of notifications is, from 0 to 1, after it was cleaned up.
+    """Cleans the server's queue of notifications, and returns how full it is, from 0 to 1.
 
-    The query itself removes entries that no session waits for any more. Otherwise the server does so only when it accepts
-    a notification: a session that listens in a transaction lets the queue fill, and the session ends. Since the queue is
-    full, no notification is accepted, and it stays full until this query is run.
+    The query removes entries that no session waits for any more. Otherwise the server does so only when it accepts a new
+    notification, and a full queue accepts none. So a queue that a listening session has let fill up would stay full even
+    after that session ended, until this query is run.
     """
     cursor.execute("SELECT pg_notification_queue_usage()")
     return float(cursor.fetchone()[0])
 
 
 class KeptConnection:
-    """A direct connection that is opened when it is needed and closed when it fails. The next use then opens another.
+    """A direct connection that opens when it is first used. After a failure it is closed, and the next use opens another.
 
-    For one thread at a time. Statements with named parameters are planned once (``execute_prepared``).
+    Only one thread at a time may use it. Statements with named parameters are prepared (``execute_prepared``).
 
-    ``reads_in_order`` is for connections that read facts by ascending IDs in pieces. On a table that was filled since its
-    last ANALYZE, the planner would otherwise read and sort the whole table for each piece, instead of using the index.
+    Set ``reads_in_order`` for connections that read facts by ascending IDs in pieces. Otherwise, on a table that was
+    filled after its last ANALYZE, PostgreSQL may read and sort the whole table for each piece, instead of using the index.
     """
 
     def __init__(self, using: str | None, application_name: str, *, reads_in_order: bool = False) -> None:
@@ -391,12 +401,15 @@ def dsn(using: str | None = None) -> str:
     return str(psycopg2.extensions.make_dsn(**_parameters(using)))
 
 
-#: Connection -> the mark of the schema of its site's tables.
+#: Connection -> the suffix of the schema that holds its site's tables.
 _marks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def schema_mark(cursor: Any) -> str:
-    """Returns the schema's suffix for channels and locks (``streams.db.schema_mark``). Queried once for each connection."""
+    """Returns the suffix of channels and locks of this site's schema (``streams.db.schema_mark``).
+
+    The suffix is queried once for each connection.
+    """
     connection = cursor.connection
     mark = _marks.get(connection)
     if mark is None:
@@ -412,7 +425,7 @@ def channel(cursor: Any, name: str) -> str:
 
 
 def _key(cursor: Any, kind: str, name: str) -> int:
-    """Returns a 64-bit key for an advisory lock of this site. Two names share one with a chance of 1 in 10^19."""
+    """Returns a 64-bit key for an advisory lock of this site. Two names have the same key with a chance of 1 in 10^19."""
     mark = schema_mark(cursor)
     return _key_of(f"replsite.{kind}@{mark}:{name}" if mark else f"replsite.{kind}:{name}")
 
@@ -421,7 +434,7 @@ def _key_of(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
-#: Part of a statement: the sessions ``a``, except our own, that hold the advisory lock whose key is the parameter.
+#: FROM and WHERE of a statement about the sessions ``a`` that hold an advisory lock, except our own. Parameter: the lock's key.
 LOCK_HOLDERS = """
 FROM pg_locks l JOIN pg_stat_activity a USING (pid)
 WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_backend_pid()
@@ -431,32 +444,32 @@ WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND a.pid <> pg_b
 
 
 def writer_key(cursor: Any, instance: str) -> int:
-    """Returns the key of the session lock that the owner of a writer name holds while its process lives."""
+    """Returns the key of the session lock on a writer's name, which the writer's process holds while it lives."""
     return _key(cursor, "writer", instance)
 
 
 def append_key(cursor: Any, instance: str) -> int:
-    """Returns the key of the lock that every transaction appending as this writer shares.
+    """Returns the key of the append lock, which every transaction that appends as this writer holds in shared mode.
 
-    A session that gets it exclusively knows that no such transaction is open.
+    A session that gets the lock in exclusive mode knows that no such transaction is open.
     """
     return _key(cursor, "append", instance)
 
 
 def reader_key(cursor: Any, reader: str) -> int:
-    """Returns the key of the session lock that the process of a named reader holds."""
+    """Returns the key of the session lock that the process of a named reader holds while it reads."""
     return _key(cursor, "reader", reader)
 
 
 def recorder_key(cursor: Any, name: str) -> int:
-    """Returns the key of the session lock of the process that records a foreign server under ``name``."""
+    """Returns the key of the session lock held by the process that records a foreign server under ``name``."""
     return _key(cursor, "recorder", name)
 
 
 def publisher_key(channel: str) -> int:
-    """Returns the key of the session lock of the server that publishes on a Redis channel.
+    """Returns the key of the session lock held by the server that publishes on a Redis channel.
 
-    It does not depend on the schema: one server publishes on a channel, whatever site it belongs to.
+    The key does not depend on the schema: only one server may publish on a channel, whichever site it belongs to.
     """
     return _key_of(f"replsite.publisher:{channel}")
 

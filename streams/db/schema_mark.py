@@ -1,16 +1,16 @@
 """Suffixes that tell sites in different schemas of one database apart (pure).
 
 Tables, sequences and rows belong to a schema. Channels of NOTIFY and advisory locks belong to the whole database, so
-their names carry the schema in which the site has its tables. In ``public`` they carry nothing: there, processes of an
-older version without suffixes use the same names.
+their names get a suffix that is computed from the schema of the site's tables. For the schema ``public`` the suffix is
+empty, so that processes of older versions, which had no suffixes, use the same names.
 """
 
 from __future__ import annotations
 
 __all__ = ["SCHEMA_MARK", "marked_channel", "marked_lock"]
 
-#: A SQL expression: empty for a site in ``public``, else a hash of its schema's name. Before the first migration it uses
-#: the schema in which the tables are going to be created.
+#: A SQL expression for the suffix (the *mark*): empty for a site in ``public``, else a hash of its schema's name. Before the
+#: first migration, the schema is the one in which the tables will be created.
 SCHEMA_MARK = """(
     SELECT CASE WHEN name = 'public' THEN '' ELSE to_hex(hashtextextended(name, 0)) END FROM (
         SELECT coalesce(
@@ -23,10 +23,13 @@ SCHEMA_MARK = """(
 
 
 def marked_channel(channel: str, mark: str) -> str:
-    """Returns the channel of a site with that mark."""
+    """Returns the name of the channel with the schema's suffix ``mark``. If the suffix is empty, the name stays as it is."""
     return f"{channel}_{mark}" if mark else channel
 
 
 def marked_lock(name: str) -> str:
-    """Returns a SQL expression for the key of the site's lock on ``name``, a SQL expression of type text."""
+    """Returns a SQL expression for the key of an advisory lock of this site.
+
+    ``name`` is the name of the lock, itself as a SQL expression of type text.
+    """
     return f"hashtextextended({name} || {SCHEMA_MARK}, 0)"

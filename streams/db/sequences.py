@@ -1,7 +1,7 @@
-"""Moves a sequence forward, beside writers that take IDs from it at the same moment.
+"""Moves a sequence forward while writers may take IDs from it at the same time.
 
-A short distance is covered by ``nextval``, which can only go forward. A long one uses ``setval`` under a lock on the
-sequence that every ``nextval`` needs as well.
+A short distance is covered by calls of ``nextval``, which only ever go forward. A long distance is covered by ``setval``,
+under a lock on the sequence that makes every ``nextval`` wait.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from streams.errors import SequenceBusy
 
 __all__ = ["STEPS_LIMIT", "move_forward"]
 
-#: The most values that are taken one by one; this takes less than a second.
+#: The most values that are taken one by one, which takes less than a second.
 STEPS_LIMIT = 1_000_000
 LOCK_SECONDS = 10
 _LOCK_NOT_AVAILABLE = "55P03"
 
 _LAST_VALUE = "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM {sequence}"
 _STEP = "SELECT count(nextval(%(sequence)s)) FROM generate_series(1, %(steps)s)"
-#: Name: jump forward. ALTER SEQUENCE changes nothing here, but takes the lock that keeps ``nextval`` out until the
-#: transaction ends.
+#: Sets the sequence to a larger value. ALTER SEQUENCE changes nothing here, but takes the lock that makes ``nextval`` wait
+#: until the transaction ends.
 _JUMP = """
 DO $jump$ BEGIN
     SET LOCAL lock_timeout = '{seconds}s';
@@ -32,10 +32,11 @@ END $jump$
 
 
 def move_forward(cursor: Any, sequence: str, value: int) -> None:
-    """Moves the sequence so that its next ID is larger than ``value``. Never lowers it, even beside concurrent writers.
+    """Moves the sequence forward, so that its next ID is larger than ``value``. Never lowers the sequence.
 
-    IDs that other sessions take meanwhile come on top, so it may end up further. A jump of more than ``STEPS_LIMIT``
-    waits for open transactions that took IDs. Raises ``SequenceBusy`` if they do not end within ``LOCK_SECONDS``.
+    If other sessions take IDs at the same time, the sequence may end up further than ``value``. A distance of more than
+    ``STEPS_LIMIT`` waits for open transactions that took IDs. Raises ``SequenceBusy`` if these transactions do not end
+    within ``LOCK_SECONDS``.
     """
     cursor.execute(_LAST_VALUE.format(sequence=sequence))
     steps = value - int(cursor.fetchone()[0])

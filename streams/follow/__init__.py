@@ -8,8 +8,8 @@
             Invoice.objects.create(order_id=order.order_id)
 
 ``manage.py runhandlers billing`` runs the handlers of one reader. The how-to is
-``docs/how-to/follow-from-another-service.md``. Assumes that Django's apps are loaded: keep handlers in a module
-``handlers`` of your app.
+``docs/how-to/follow-from-another-service.md``. Declare handlers in a module ``handlers`` of your app, which is imported
+once Django's apps are loaded.
 """
 
 from streams.follow.chunks import Chunk, FollowedFact

@@ -1,8 +1,8 @@
 """The argument of a handler: a chunk of whole facts of one stream, with their model instances on demand.
 
-The rows are loaded with the chunk. ``instances`` costs one query per table for the whole chunk, at its first use. A fact
-whose rows were trimmed, or deleted by hand, since it was read still has its ``rows`` but no ``instances``. The handler
-decides what to do with such a fact.
+A chunk always has the rows as they are sent. The first use of ``instances`` makes one query per table for the whole chunk.
+If the rows of a fact were trimmed or deleted by hand after they were read, the fact still has its ``rows`` but no
+``instances``. The handler decides what to do with such a fact.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["Chunk", "FollowedFact", "pieces"]
 
 @dataclass(frozen=True, slots=True)
 class FollowedFact:
-    """One fact: its token, its writer and its rows in wire form.
+    """One fact: its token (its ID), its writer, and its rows as they are sent.
 
-    ``instances`` loads the model instances of the whole chunk.
+    The first use of ``instances`` loads the model instances of the whole chunk.
     """
 
     stream: str
@@ -37,12 +37,15 @@ class FollowedFact:
 
     @property
     def instances(self) -> list[Any]:
-        """Returns the model instances of the fact, in the order of its rows; deleted ones are left out."""
+        """The model instances of the fact, in the order of its rows. Instances of deleted rows are missing."""
         return self._chunk.instances_of(self.token)
 
 
 class Chunk:
-    """Whole facts of one stream, in the handler's delivery order. Iteration yields ``FollowedFact``; ``len`` counts facts."""
+    """Some whole facts of one stream, in the handler's delivery order.
+
+    Iteration yields ``FollowedFact`` objects, and ``len`` returns the number of facts.
+    """
 
     def __init__(self, stream: str, rows: Sequence[FollowedRow], using: str) -> None:
         self.stream = stream
@@ -60,12 +63,12 @@ class Chunk:
 
     @cached_property
     def fact_count(self) -> int:
-        """Returns the number of facts, without creating them."""
+        """The number of facts, counted without creating ``FollowedFact`` objects."""
         return len({row.token for row in self.rows})
 
     @cached_property
     def facts(self) -> list[FollowedFact]:
-        """Returns the facts, each with all its rows."""
+        """The facts, each with all its rows."""
         return [
             FollowedFact(self.stream, token, writer, tuple(row.row for row in rows), self)
             for (token, writer), rows in groupby(self.rows, lambda row: (row.token, row.instance))
@@ -73,23 +76,23 @@ class Chunk:
 
     @property
     def instances(self) -> list[Any]:
-        """Returns the model instances of all facts, in order; one query per table of the stream, at the first use."""
+        """The model instances of all facts, in order. The first use makes one query per table of the stream."""
         return [instance for fact in self.facts for instance in self.instances_of(fact.token)]
 
     def instances_of(self, token: int) -> list[Model]:
-        """Returns the model instances of the fact with that token; empty if its rows were deleted."""
+        """Returns the model instances of the fact with that token. Returns an empty list if its rows were deleted."""
         return self._instances.get(token, [])
 
     def unloaded_copy(self) -> Chunk:
-        """Returns a chunk of the same rows with no instances loaded, for another attempt."""
+        """Returns a chunk of the same rows without loaded instances, so that another attempt loads them again."""
         return Chunk(self.stream, self.rows, self._using)
 
     def halves(self) -> tuple[Chunk, Chunk]:
-        """Splits the chunk, on which the handler failed, into two chunks of whole facts. Needs at least two facts."""
+        """Splits a chunk on which the handler failed into two chunks of whole facts. The chunk must have two facts or more."""
         rows, middle = self.rows, len(self.rows) // 2
         while middle and rows[middle].token == rows[middle - 1].token:
             middle -= 1
-        if middle == 0:  # the first fact reaches beyond the middle
+        if middle == 0:  # the rows of the first fact reach beyond the middle
             middle = next(place for place, row in enumerate(rows) if row.token != rows[0].token)
         return Chunk(self.stream, rows[:middle], self._using), Chunk(self.stream, rows[middle:], self._using)
 
@@ -111,7 +114,10 @@ class Chunk:
 
 
 def pieces(rows: Sequence[FollowedRow], most: int) -> Iterator[Sequence[FollowedRow]]:
-    """Yields the rows in pieces of at least ``most`` rows, except the last; a fact is never split."""
+    """Yields the rows in pieces of about ``most`` rows. A fact is never split, so a piece may be larger.
+
+    Only the last piece may have fewer than ``most`` rows.
+    """
     begin = 0
     while begin < len(rows):
         end = min(begin + most, len(rows))

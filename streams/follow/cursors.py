@@ -1,8 +1,8 @@
-"""Queries that read, create and move the stored cursors of named readers.
+"""Reads, creates and moves the stored cursors of named readers.
 
-They are called with a DB-API cursor, in the caller's transaction. A cursor is moved only by the process that holds the
-reader's lease, and only from the position that the process knows. Otherwise nothing is changed and an error is raised:
-the process lost the reader's name, or it does not know that its last transaction was committed.
+The functions get a DB-API cursor (``cursor``), and run in the caller's transaction. Only the process that holds the
+reader's lease may move a stored cursor, and only from the position that the process knows. Otherwise nothing is changed
+and an error is raised: the process has lost the reader's name, or it does not know that its last transaction was committed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ __all__ = [
 
 _COLUMNS = "base, entries::text, epoch"
 _READ = f"SELECT {_COLUMNS} FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
-#: The update changes nothing: it is there because RETURNING is empty after DO NOTHING.
+#: The update changes nothing. It is needed because RETURNING yields no row after DO NOTHING.
 _BEGIN = f"""
 INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, lease, host, process_id)
 VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, %(lease)s, %(host)s, %(process_id)s)
 ON CONFLICT (reader, stream) DO UPDATE SET epoch = streams_storedcursor.epoch
 RETURNING {_COLUMNS}
 """
-#: A holds lease 3 and is paused; B takes lease 4. The condition on the lease makes A's late update change nothing.
-#: The condition on the old value stops a process that repeats a transaction which was committed after all.
+#: The condition on the lease: A holds lease 3 and is paused, B takes lease 4, and A's late update changes nothing. The condition
+#: on the old value: a process repeats a transaction that was committed after all, and the update changes nothing.
 _MOVE = """
 UPDATE streams_storedcursor SET base = %(base)s, entries = %(entries)s::jsonb, moved_at = clock_timestamp(),
     seen_at = clock_timestamp(), facts_handled = facts_handled + %(handled)s, facts_parked = facts_parked + %(parked)s,
@@ -49,13 +49,13 @@ WHERE reader = %(reader)s AND stream = %(stream)s AND lease = %(lease)s
   AND base = %(was_base)s AND entries = %(was_entries)s::jsonb
 """
 _LEASE = "SELECT lease FROM streams_storedcursor WHERE reader = %(reader)s AND stream = %(stream)s"
-#: One number for all cursors of the reader, above all of them, so that no earlier owner can move any.
+#: Gives all cursors of the reader the same lease, which is above their present leases, so that no earlier owner can move them.
 _TAKE = """
 UPDATE streams_storedcursor SET lease = (SELECT max(lease) + 1 FROM streams_storedcursor WHERE reader = %(reader)s),
     host = %(host)s, process_id = %(process_id)s, seen_at = clock_timestamp(), ended_at = NULL
 WHERE reader = %(reader)s RETURNING lease
 """
-#: A stored error stays until the cursor moves: a reader that was restarted and fails again was not well in between.
+#: A stored error stays until the cursor moves, so that a reader that is restarted and fails again never looks healthy.
 _END = """
 UPDATE streams_storedcursor SET ended_at = clock_timestamp(), seen_at = clock_timestamp(),
     error = coalesce(%(errors)s::jsonb ->> stream, error)
@@ -71,7 +71,7 @@ _EPOCH = "UPDATE streams_storedcursor SET epoch = %(epoch)s WHERE reader = %(rea
 
 
 class CursorMoved(Exception):
-    """The stored cursor is not at the position that this process knows.
+    """The error if the stored cursor is not at the position that this process knows.
 
     An earlier transaction was committed although its connection broke, or the cursor was set by hand.
     """
@@ -79,7 +79,7 @@ class CursorMoved(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that runs a reader, and the lease under which it does."""
+    """The process that runs a reader, and the lease under which the process runs it."""
 
     reader: str
     lease: int
@@ -88,14 +88,14 @@ class Owner:
 
 
 def read_cursor(cursor: Any, reader: str, stream: str) -> tuple[VectorToken, str] | None:
-    """Returns (token, epoch) of a stored cursor; None if there is none."""
+    """Returns (token, epoch) of the reader's stored cursor on the stream, or None if there is none."""
     cursor.execute(_READ, {"reader": reader, "stream": stream})
     row = cursor.fetchone()
     return None if row is None else _parsed(row)
 
 
 def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epoch: str) -> tuple[VectorToken, str]:
-    """Stores the first cursor of a reader on a stream. Returns the (token, epoch) stored, which may be an older one."""
+    """Stores the first cursor of a reader on a stream, unless one exists. Returns (token, epoch) of the stored cursor."""
     cursor.execute(
         _BEGIN,
         {
@@ -109,9 +109,10 @@ def begin_cursor(cursor: Any, owner: Owner, stream: str, token: VectorToken, epo
 def move_cursor(
     cursor: Any, owner: Owner, stream: str, way: tuple[VectorToken, VectorToken], counts: tuple[int, int] = (0, 0)
 ) -> None:
-    """Moves the cursor along ``way``, a pair (from, to), and adds ``counts``, a pair (handled, parked) of facts.
+    """Moves the stored cursor. ``way`` is a pair of tokens (from, to).
 
-    Raises ``ReaderFenced`` if the lease is no longer this process's, and `CursorMoved` if the cursor is not at ``from``.
+    ``counts`` is a pair (handled, parked): numbers of facts that are added to the cursor's counters. Raises
+    ``ReaderFenced`` if this process no longer holds the lease, and ``CursorMoved`` if the cursor is not at ``from``.
     """
     was, token = way
     given = {
@@ -132,9 +133,9 @@ def move_cursor(
 
 
 def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> Owner:
-    """Begins a new lease over all cursors of the reader, and returns its owner.
+    """Begins a new lease for all cursors of the reader, and returns it with its owner.
 
-    Waits for open transactions in which an earlier owner moves them. A reader without cursors gets lease 1.
+    Waits for open transactions in which an earlier owner moves the cursors. A reader without cursors gets lease 1.
     """
     cursor.execute(_TAKE, {"reader": reader, "host": host, "process_id": process_id})
     rows = cursor.fetchall()
@@ -142,27 +143,27 @@ def take_lease(cursor: Any, reader: str, host: str, process_id: int) -> Owner:
 
 
 def sign_of_life(cursor: Any, owner: Owner) -> None:
-    """Stores the present time as the last sign of life of the reader's process."""
+    """Stores a heartbeat of the reader's process in all cursors of the reader."""
     cursor.execute(_SEEN, {"reader": owner.reader, "lease": owner.lease})
 
 
 def end_lease(cursor: Any, owner: Owner, errors: Mapping[str, str]) -> None:
-    """Stores that the process no longer runs the reader.
+    """Stores that the process no longer runs the reader. Does nothing if another process has a newer lease.
 
-    ``errors`` is ``{stream: error}`` for the streams on which an error ended it.
+    ``errors`` is ``{stream: error}`` for the streams on which an error ended the reader.
     """
     given = {"reader": owner.reader, "lease": owner.lease, "errors": orjson.dumps(dict(errors)).decode()}
     cursor.execute(_END, given)
 
 
 def forget_cursors(cursor: Any, reader: str, stream: str | None = None) -> dict[str, int]:
-    """Deletes the reader's cursors, or the one of ``stream``. Returns ``{stream: base}`` of those deleted."""
+    """Deletes the reader's cursors, or only its cursor on ``stream``. Returns ``{stream: base}`` of the deleted cursors."""
     cursor.execute(_FORGET, {"reader": reader, "stream": stream})
     return dict(cursor.fetchall())
 
 
 def adopt_epoch(cursor: Any, reader: str, stream: str, epoch: str) -> None:
-    """Sets the epoch of a cursor that was restored together with the facts that it counts."""
+    """Sets the epoch of a cursor that was restored from a backup together with the facts of its stream."""
     cursor.execute(_EPOCH, {"reader": reader, "stream": stream, "epoch": epoch})
 
 

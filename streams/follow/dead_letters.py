@@ -1,7 +1,7 @@
-"""Dead letters: facts that a handler could not take, stored with their traceback until they are retried or dropped.
+"""Dead letters: facts on which a handler failed, stored with the traceback until they are retried or dropped.
 
-A reader goes on with later facts while one of its facts is parked. A retry gives the handler a chunk of that one fact,
-with its rows as they were. Its model instances may be gone by then.
+A fact that is stored as a dead letter is called *parked*. Its reader goes on with later facts. A retry calls the handler
+with a chunk of only this fact, with its rows as they were. Its model instances may be gone by then.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = get_logger(__name__)
 def parked_facts(
     reader: str | None = None, stream: str | None = None, token: int | None = None
 ) -> QuerySet[ParkedFact]:
-    """Returns the dead letters of a reader, or of all readers whose cursors are in the streams' database.
+    """Returns the dead letters of a reader, of all its streams or only of ``stream`` and ``token``.
 
-    ``stream`` and ``token`` restrict them further.
+    Without ``reader``, returns those of all readers whose cursors are in the streams' database.
     """
     from streams.models import ParkedFact  # noqa: PLC0415 - needs Django's apps to be loaded
 
@@ -45,7 +45,7 @@ def parked_facts(
 
 
 def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) -> None:
-    """Stores a fact as a dead letter. Called in the transaction that moves the cursor beyond it."""
+    """Stores a fact as a dead letter. Must be called in the transaction that moves the cursor past the fact."""
     parked_facts(handler.reader).using(handler.effects_database).update_or_create(
         reader=handler.reader,
         stream=handler.stream,
@@ -55,10 +55,11 @@ def park(handler: Handler, fact: FollowedFact, error: Exception, attempts: int) 
 
 
 def retry_parked(reader: str, stream: str | None = None, token: int | None = None) -> tuple[int, int]:
-    """Calls the handler again with each dead letter, in order. Returns (taken, failed again).
+    """Calls the handlers again with the reader's dead letters, in order. Returns how many were (handled, failed again).
 
-    A dead letter is deleted in the transaction of the handler's effect. Those that another process retries at the same
-    time are skipped and not counted. Raises ``UnknownReader``, also for a stream without a handler.
+    ``stream`` and ``token`` restrict the dead letters. A dead letter is deleted in the transaction in which its handler
+    succeeds. Dead letters that another process retries at the same time are skipped and not counted. Raises
+    ``UnknownReader`` for a reader without handlers, and for a stream without a handler.
     """
     handlers = {handler.stream: handler for handler in handlers_of(reader)}
     taken = failed = 0
@@ -74,7 +75,10 @@ def retry_parked(reader: str, stream: str | None = None, token: int | None = Non
 
 
 def _retry(handler: Handler, key: int) -> bool | None:
-    """Returns true if the handler took the fact, None if another process is retrying it or has removed it."""
+    """Calls the handler with one dead letter. Returns true if the handler succeeded, and false if it failed.
+
+    Returns None if another process is retrying the dead letter or has removed it.
+    """
     using, facts = handler.effects_database, parked_facts(handler.reader).using(handler.effects_database)
     try:
         with transaction.atomic(using=using):
@@ -95,9 +99,9 @@ def _retry(handler: Handler, key: int) -> bool | None:
 
 
 def check_not_undone(using: str) -> None:
-    """Raises ``TransactionManagementError`` if the handler's transaction is already marked for a silent rollback.
+    """Raises ``TransactionManagementError`` if the handler's transaction would be rolled back without an error.
 
-    This happens if the handler caught a database error inside the transaction.
+    That is so if the handler caught a database error inside the transaction.
     """
     if transaction.get_rollback(using):
         raise transaction.TransactionManagementError(
@@ -107,7 +111,7 @@ def check_not_undone(using: str) -> None:
 
 
 def drop_parked(reader: str, stream: str | None = None, token: int | None = None) -> int:
-    """Deletes dead letters, with one line in the log for each. Returns the number deleted."""
+    """Deletes dead letters, and writes a line in the log for each. Returns how many were deleted."""
     dropped = 0
     for parked in parked_facts(reader, stream, token):
         count, _ = parked.delete()

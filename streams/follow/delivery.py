@@ -1,12 +1,12 @@
-"""Delivers chunks to a handler so that each fact has its effect once, and isolates a fact that the handler cannot take.
+"""Delivers chunks to a handler so that each fact has its effect once, and isolates a fact on which the handler fails.
 
-The handler and the move of the cursor share one transaction. If it fails, nothing has happened. The chunk is then cut in
-halves until a single fact is left that fails by itself. This fact is retried; after the last attempt it is parked, or the
-reader stops, as the handler declares. A lost connection does not count as a failure of the handler: it is raised, and the
-caller begins again from the stored cursor. A handler that is not ``atomic`` runs outside of a transaction, before the
-cursor moves.
+The handler runs in the transaction that moves the cursor. If the transaction fails, nothing is stored. Then the chunk is
+split in halves until a single fact is left that fails by itself. This fact is retried. After the last attempt the fact is
+stored as a dead letter, or the reader stops, as the handler declares. A lost connection is no failure of the handler: it
+raises ``ConnectionLost``, and the caller continues from the stored cursor. A handler that is not ``atomic`` runs outside
+of a transaction, before the cursor moves.
 
-Runs in the handler's thread, on Django's connection of that thread.
+All this runs in the handler's thread, on Django's connection of this thread.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ LONGEST_RETRY_SECONDS = 30.0
 
 
 class ConnectionLost(Exception):
-    """The database connection broke. The stored cursor shows if the last transaction was committed."""
+    """The error after a lost database connection. The stored cursor shows if the last transaction was committed."""
 
 
 class Stopped(Exception):
-    """The reader was asked to stop while a fact waited for its next attempt."""
+    """The exception that ends a delivery because the reader must stop while a fact waits for its next attempt."""
 
 
 class Delivery:
-    """The deliveries to one handler under one lease. ``stored`` is the stored cursor."""
+    """The deliveries of chunks to one handler under one lease. ``stored`` is the token of the stored cursor."""
 
     def __init__(
         self,
@@ -53,15 +53,16 @@ class Delivery:
         self._handled = self._parked = 0
         self._handler = handler
         self._owner = owner
-        self._pause = pause  # waits for so many seconds; returns True if the reader is to stop
+        self._pause = pause  # waits for this number of seconds; returns True if the reader must stop
         self._using = using or DEFAULT_DB_ALIAS
 
     def deliver(self, chunk: Chunk, after: Callable[[VectorToken, Chunk], VectorToken], upto: VectorToken) -> None:
-        """Has the whole chunk handled, and moves the cursor to ``upto``.
+        """Calls the handler until the whole chunk is handled, and moves the cursor to ``upto``.
 
-        ``after(cursor, part)`` returns the cursor behind the first part of a chunk that was split.
+        If the chunk has to be split, ``after(cursor, part)`` is called with the present cursor and the first part. It must
+        return the cursor to store once this part is handled.
 
-        Raises ``HandlerFailed``, ``ReaderFenced``, `ConnectionLost`, `CursorMoved`, `Stopped`.
+        Raises ``HandlerFailed``, ``ReaderFenced``, ``ConnectionLost``, ``CursorMoved`` or ``Stopped``.
         """
         waiting = [(chunk, upto)]  # a stack: the first half of a failed chunk is delivered before the second
         while waiting:
@@ -76,12 +77,15 @@ class Delivery:
                 waiting += [(second, goal), (first, after(self.stored, first))]
 
     def store(self, token: VectorToken) -> None:
-        """Moves the stored cursor to ``token``, over a range without facts. Raises as `deliver` does."""
+        """Moves the stored cursor to ``token``. The caller must know that no facts are left to handle up to there.
+
+        Raises ``ReaderFenced``, ``ConnectionLost`` or ``CursorMoved``.
+        """
         if token != self.stored:
             self._guarded(lambda: self._move(token, (0, 0)))
 
     def take_counts(self) -> tuple[int, int]:
-        """Returns the number of facts (handled, parked) since the last call."""
+        """Returns how many facts were (handled, parked) since the last call."""
         counts = self._handled, self._parked
         self._handled = self._parked = 0
         return counts
@@ -89,15 +93,15 @@ class Delivery:
     # --- attempts -------------------------------------------------------------------------------------------------
 
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
-        """Calls the handler and moves the cursor. Returns the handler's error, with nothing stored, or None.
+        """Calls the handler and moves the cursor. Returns None, or the handler's error.
 
-        Without ``atomic`` the handler may have had effects outside of the database before it failed.
+        After an error nothing is stored. But a handler that is not ``atomic`` may have had some effects before it failed.
         """
         counts = (chunk.fact_count, 0)
         if not self._handler.atomic:
             error = self._call(chunk)
             connections[self._using].close_if_unusable_or_obsolete()
-            # The effects are there and the cursor is not moved yet: a crash here has the chunk handled a second time.
+            # The effects exist, and the cursor has not moved yet. After a crash here, the chunk is handled a second time.
             if error is None:
                 self._guarded(lambda: self._move(goal, counts))
             return error
@@ -129,7 +133,7 @@ class Delivery:
         return None
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` in a transaction of its own. Raises `ConnectionLost` if the connection broke."""
+        """Runs ``work`` in a transaction of its own. Raises ``ConnectionLost`` if the connection broke."""
         connection = connections[self._using]
         try:
             with transaction.atomic(using=self._using, durable=True):
@@ -143,13 +147,13 @@ class Delivery:
             raise
 
     def _move(self, token: VectorToken, counts: tuple[int, int]) -> None:
-        """Moves the cursor, as the last statement of the transaction, so that its row is locked as briefly as possible."""
+        """Moves the stored cursor. This is the last statement of the transaction, so that the row is locked only briefly."""
         with connections[self._using].cursor() as cursor:
             move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
         self._when_committed(token, counts)
 
     def _when_committed(self, token: VectorToken, counts: tuple[int, int]) -> None:
-        # Only after the commit: a transaction that was rolled back must leave `stored` where the cursor is.
+        # ``stored`` changes only after the commit, because after a rollback the cursor is where it was.
         def moved() -> None:
             self.stored = token
             self._handled += counts[0]
@@ -160,7 +164,10 @@ class Delivery:
     # --- one difficult fact ---------------------------------------------------------------------------------------
 
     def _insist(self, chunk: Chunk, goal: VectorToken, error: Exception) -> None:
-        """Retries one fact with growing pauses, then parks it or raises ``HandlerFailed``, as the handler declares."""
+        """Retries one fact with growing pauses. After the last attempt, parks the fact or raises ``HandlerFailed``.
+
+        ``on_failure`` of the handler decides between the two. Raises ``Stopped`` if the reader must stop meanwhile.
+        """
         handler, attempts, pause_seconds = self._handler, 1, self._handler.retry_seconds
         fact = chunk.facts[0]
         while handler.attempts is None or attempts < handler.attempts:
@@ -187,7 +194,7 @@ class Delivery:
             ) from error
         failure, made = error, attempts
 
-        # Dead letter and cursor in one transaction: the fact is never lost, and never both parked and handled.
+        # One transaction stores the dead letter and moves the cursor: the fact is never lost, and never both parked and handled.
         def put_aside() -> None:
             park(handler, fact, failure, made)
             self._move(goal, (0, 1))

@@ -1,6 +1,7 @@
-"""Removes a reader that is no longer needed: its cursors and its row on the pages.
+"""Removes a named reader that is no longer needed: its cursors, and its row in the table of readers.
 
-Refused while the reader runs and while facts of it are parked. A reader of that name that is started later is a new one.
+A reader cannot be removed while it runs, or while it has dead letters. If a reader of that name is started later, it is a
+new reader.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ _SHOWN = "SELECT count(*) FROM streams_reader WHERE key = %s"
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """A deleted cursor and its last base position."""
+    """A deleted cursor: its stream and the base of its last token."""
 
     stream: str
     base: int
 
 
 def forget_reader(reader: str, stream: str | None = None, by: str = "") -> list[Forgotten]:
-    """Deletes the reader's cursors, or only that of ``stream``, and returns them.
+    """Deletes the reader's cursors, or only its cursor on ``stream``. Returns the deleted cursors.
 
-    ``by`` is logged as the person who asked. Give ``stream`` if the reader no longer follows it.
+    Pass ``stream`` if the reader has stopped following only this stream. ``by`` is logged as the person who asked.
 
-    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, ``FactsParked``.
+    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, and ``FactsParked`` if it has dead letters.
     """
     name = "replsite forget"
     with (

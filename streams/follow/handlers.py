@@ -1,4 +1,4 @@
-"""Declarations of handlers: the function with which a reader follows a stream, and its options.
+"""Declares handlers. A handler is the function that a reader calls with the facts of a stream, together with its options.
 
 A reader is a name with one handler per stream. Its cursors are stored under that name, so it continues where it stopped.
 Handlers are registered while ``handlers`` modules are imported. The registry is read-only afterwards.
@@ -37,7 +37,7 @@ DEFAULT_CHUNK_ROWS = 10_000
 
 
 class OnFailure(enum.StrEnum):
-    """The outcome for a fact that a handler could not take in all its attempts."""
+    """The choices for a fact on which the handler has failed in all attempts."""
 
     STOP = "stop"
     """The reader stops before the fact, with ``HandlerFailed``."""
@@ -58,13 +58,13 @@ class Begin(enum.StrEnum):
 class Handler:
     """One handler of a reader.
 
-    ``atomic``: the cursor is stored in the transaction that the handler's effects are part of, so they happen exactly
-    once. Otherwise the handler is called outside of a transaction and the cursor is stored after it. This is for effects
-    outside of the database, which then happen at least once.
+    If ``atomic`` is true, the handler runs in the transaction that stores the cursor, so its effects in the database
+    happen exactly once. Otherwise the handler is called outside of a transaction, and the cursor is stored after it. That
+    is for effects outside of the database, which then happen at least once.
 
-    ``attempts`` is the number of attempts for a fact (None: no limit). ``retry_seconds`` is the first pause between them;
-    it doubles up to half a minute. After the last attempt ``on_failure`` decides. ``using`` is the alias of the database
-    of the effects and of the cursor, if that is not the streams' database.
+    ``attempts`` is the number of attempts for a fact (None: no limit). ``retry_seconds`` is the first pause between two
+    attempts. The pause doubles each time, up to half a minute. After the last attempt ``on_failure`` decides. ``using`` is
+    the alias of the database that holds the effects and the cursor. None stands for the streams' database.
     """
 
     stream: str
@@ -81,7 +81,7 @@ class Handler:
 
     @property
     def effects_database(self) -> str:
-        """Returns the alias of the database in which the handler has its effects, and the reader its cursor."""
+        """The alias of the database that holds the handler's effects and the reader's cursor."""
         return self.using or stream_settings().database
 
     def __post_init__(self) -> None:
@@ -99,9 +99,9 @@ class Handler:
             raise BadHandler(f"{where}: attempts, chunk_rows and retry_seconds must be above 0 (attempts may be None).")
 
     def check_stream(self) -> None:
-        """Raises ``UnknownStream``, or ``BadHandler`` for a stream in memory.
+        """Raises ``UnknownStream`` if the stream does not exist, and ``BadHandler`` if it is a stream in memory.
 
-        Called when the reader runs, with all models loaded.
+        To be called when the reader is made, because then all models are loaded.
         """
         if registry.get(self.stream).declaration.in_memory:
             raise BadHandler(
@@ -114,7 +114,9 @@ _handlers: dict[str, dict[str, Handler]] = {}
 
 
 def handles(stream: str, *, reader: str, **options: Any) -> Callable[[F], F]:
-    """Decorator that makes a function the reader's handler of the stream. ``options`` are the fields of ``Handler``.
+    """Returns a decorator that registers a function as the reader's handler of the stream.
+
+    ``options`` are further fields of ``Handler``.
 
     Raises ``BadHandler`` for unusable options and for a second handler of the same reader and stream.
     """
@@ -146,7 +148,10 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def effects_database_of(reader: str | None) -> str:
-    """Returns the alias of the database with the reader's cursors; the streams' database for a reader without handlers here."""
+    """Returns the alias of the database that holds the reader's cursors.
+
+    For a reader without handlers in this program, returns the streams' database.
+    """
     for handler in _handlers.get(reader or "", {}).values():
         return handler.effects_database
     return stream_settings().database

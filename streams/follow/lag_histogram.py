@@ -1,8 +1,8 @@
-"""A histogram of the delay from the writing of a fact to its handling by a named reader, for this process.
+"""A histogram of the delay between the writing of a fact and its handling by a named reader, for this process.
 
-A sample is the newest fact of a chunk that was just handled. One indexed query returns its age by the database's clock.
-Samples are taken five times a second at most, so that a reader with many small chunks is not slowed down. Runs in the
-handler's thread, outside of its transaction.
+A sample is the age of the last fact of a chunk that was just handled. One indexed query returns this age by the database's
+clock. At most five samples are taken per second, so that a reader with many small chunks is not slowed down. The query
+runs in the handler's thread, outside of its transaction.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DelaySamples:
         self._due = 0.0
 
     def handled(self, token: int) -> None:
-        """Takes a sample if one is due. ``token`` is that of the newest fact handled. Database errors are only logged."""
+        """Takes a sample if one is due. ``token`` is the token of the last fact handled. Database errors are only logged."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -62,7 +62,7 @@ class DelaySamples:
 
 
 def age_sql(declaration: StreamDeclaration) -> str:
-    """Returns SQL for the seconds since the fact ``%(id)s`` was written; null if it was trimmed."""
+    """Returns the query for the seconds since the fact ``%(id)s`` was written. It yields null if the fact was trimmed."""
     tables = " UNION ALL ".join(
         f"SELECT {table.received_column} AS at FROM {table.name} WHERE {table.id_column} = %(id)s"
         for table in declaration.tables

@@ -1,7 +1,8 @@
-"""The right to run a reader: a session advisory lock on its name, on a connection of its own, with heartbeats.
+"""The lock that gives a process the right to run a reader: a session advisory lock on the reader's name.
 
-A lost connection loses the lock. The next holder begins a new lease, and a cursor is moved only under the present lease.
-So a process that has not noticed its loss yet cannot store an effect twice.
+The lock is held on a connection of its own, which also sends heartbeats. If the connection is lost, so is the lock. The
+next holder begins a new lease, and a cursor can be moved only under the newest lease. So a process that has not noticed
+the loss yet cannot store an effect a second time.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from streams.writing.lease import describe_lock_holder
 __all__ = ["ReaderLock", "hold_name", "reader_row_key"]
 
 log = get_logger(__name__)
-#: The server may notice the end of a killed process only after a moment, and hold its lock until then.
+#: How long to wait for a lock that is held: the server may notice only after a moment that the last holder was killed.
 ENDING_SECONDS = 2.0
 _LOCK_NOT_AVAILABLE = "55P03"
 _HOLDER = "SELECT host, process_id, seen_at FROM streams_storedcursor WHERE reader = %s ORDER BY seen_at DESC LIMIT 1"
@@ -40,10 +41,11 @@ def reader_row_key(reader: str) -> str:
 
 
 class ReaderLock:
-    """The lock on a reader's name, held from `take` to `release`.
+    """The lock on a reader's name, held from ``take`` to ``release``.
 
-    A thread writes heartbeats meanwhile. If the lock is lost, it sets the event ``lost`` and calls the callback of that
-    name. ``positions`` returns ``{stream: {writer: position}}`` for the reader's row on the pages.
+    Meanwhile a thread stores heartbeats. If the lock is lost, this thread sets the event ``lost`` and calls the function
+    that was passed as ``lost``. The function ``positions`` must return ``{stream: {writer: position}}``, which is stored
+    in the reader's row in the table of readers.
     """
 
     def __init__(
@@ -62,11 +64,11 @@ class ReaderLock:
         self._thread = threading.Thread(target=self._beat, name=f"replsite-reader-{reader}", daemon=True)
 
     def take(self) -> Owner:
-        """Locks the name and begins a lease. Raises ``ReaderNameTaken``, which names the holder, and ``DatabaseError``."""
+        """Locks the name and begins a lease. Raises ``ReaderNameTaken``, which names the holder, or ``DatabaseError``."""
         self._connection = driver.direct_connection(self._using, application_name=f"replsite reader {self._reader}")
         try:
             with self._connection.cursor() as cursor:
-                # The lock first: raising the lease of a reader that runs elsewhere would fence its process.
+                # The lock is taken first: raising the lease of a reader that runs elsewhere would fence its process.
                 hold_name(cursor, self._reader)
                 self._owner = take_lease(cursor, self._reader, socket.gethostname(), os.getpid())
         except BaseException:
@@ -91,7 +93,7 @@ class ReaderLock:
             self._connection.close()
 
     def _store_end(self, errors: Mapping[str, str]) -> None:
-        """Stores the end of the lease on the lock's connection, or on a new one if that is gone."""
+        """Stores the end of the lease. Uses the lock's connection, or a new one if the lock's connection is gone."""
         if self._owner is None:
             return
         try:
@@ -122,7 +124,7 @@ class ReaderLock:
                 self._connection.close()
 
     def _show(self, close_reason: str = "", error: str = "") -> None:
-        """Stores the reader's row for the live page. Database errors are logged and do not stop the reader."""
+        """Stores the reader's row in the table of readers. Database errors are logged and do not stop the reader."""
         row = {
             "key": reader_row_key(self._reader),
             "name": self._reader,
@@ -142,7 +144,7 @@ class ReaderLock:
 
 
 def hold_name(cursor: Any, reader: str) -> None:
-    """Locks a reader's name for the life of the cursor's session. Raises ``ReaderNameTaken``, which names the holder."""
+    """Locks a reader's name until the cursor's session ends. Raises ``ReaderNameTaken``, which names the holder."""
     key = driver.reader_key(cursor, reader)
     cursor.execute("SELECT pg_try_advisory_lock(%s)", [key])
     if cursor.fetchone()[0]:

@@ -1,7 +1,7 @@
-"""A named reader: it holds its name, runs its handlers on the facts of their streams, and recovers from lost connections.
+"""Runs a named reader: holds its name, calls its handlers with the facts of their streams, and survives lost connections.
 
-For processes with access to the database. Notifications wake the reader, and facts come from the tables. With a
-replication server both come from the server, which saves a read of the table for every further reader. Facts of one
+The process needs access to the database. Usually notifications wake the reader, and it reads facts from the tables. If a
+replication server is given, the server sends the facts, which saves reading the tables once for each reader. Facts of one
 stream are handled one chunk after another. Different streams are handled in parallel, in threads.
 """
 
@@ -29,9 +29,10 @@ log = get_logger(__name__)
 
 
 class Reader:
-    """A named reader. With ``server`` its facts come from that replication server. An object is run once.
+    """A named reader. Each object can be run once.
 
-    ``handlers`` null: those that were declared for the name.
+    If ``handlers`` is None, the handlers that were declared for the name are used. If ``server`` is given, the facts come
+    from that replication server.
     """
 
     def __init__(self, name: str, handlers: Sequence[Handler] | None = None, server: Connector | None = None) -> None:
@@ -48,25 +49,26 @@ class Reader:
         self._lanes: list[HandlerLoop] = []
         self._counts = [0, 0]
         self.is_positioned = threading.Event()
-        """Set once the name is held and every cursor is stored."""
+        """An event that is set once the name is held and every handler has a stored cursor."""
 
     # --- life -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Follows until `stop`.
+        """Follows the streams and calls the handlers until ``stop`` is called.
 
-        Raises ``ReaderNameTaken`` at the start, ``HandlerFailed`` when a handler gives up, ``ResyncNeeded`` when facts
-        were trimmed that it has not read, ``EpochChanged``, ``ReaderFenced`` when another process took the name over.
+        Raises ``ReaderNameTaken`` if another process runs the reader at the start, and ``ReaderFenced`` if another process
+        takes it over later. Raises ``HandlerFailed`` if a handler fails for good, ``ResyncNeeded`` if facts were trimmed
+        that the reader has not read, and ``EpochChanged`` if the database was restored without the handlers' effects.
         """
         self._run(until_caught_up=False)
 
     def catch_up(self) -> int:
-        """Handles all facts that exist now, then returns their number. Raises as `run` does."""
+        """Handles all facts that exist now, and then returns their number. Raises the same errors as ``run``."""
         self._run(until_caught_up=True)
         return self.facts_handled
 
     def stop(self) -> None:
-        """Ends `run` after the current chunk. May be called from any thread or a signal handler."""
+        """Ends ``run`` after the current chunk. May be called from any thread or from a signal handler."""
         self._stopping.set()
         self._round_over.set()
         for lane in self._lanes:
@@ -74,22 +76,22 @@ class Reader:
 
     @property
     def facts_handled(self) -> int:
-        """Returns the number of facts that handlers have taken in this run."""
+        """The number of facts that were handled in this run."""
         return self._counts[0] + sum(lane.facts_handled for lane in self._lanes)
 
     @property
     def facts_parked(self) -> int:
-        """Returns the number of facts that were parked in this run."""
+        """The number of facts that were stored as dead letters in this run."""
         return self._counts[1] + sum(lane.facts_parked for lane in self._lanes)
 
     def positions(self) -> Mapping[str, Mapping[str, int]]:
-        """Returns ``{stream: {writer: position}}`` up to which facts were handled."""
+        """Returns the positions up to which facts were handled, as ``{stream: {writer: position}}``."""
         return {lane.handler.stream: lane.positions() for lane in self._lanes}
 
     def _one_database(self) -> str:
-        """Returns the alias of the database with the reader's cursors, where its name is locked.
+        """Returns the alias of the database that holds the reader's cursors. The reader's name is locked there, too.
 
-        Raises ``BadHandler`` if the handlers name several.
+        Raises ``BadHandler`` if the handlers name several databases.
         """
         found = {handler.effects_database for handler in self._handlers} or {self._using}
         if len(found) > 1:
@@ -118,7 +120,7 @@ class Reader:
             retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _hold_and_follow(self, *, until_caught_up: bool) -> bool:
-        """Runs one round. Returns false if the name was lost with its connection and must be locked again."""
+        """Locks the name and runs the handlers. Returns false if the lock was lost and must be taken again."""
         lock = ReaderLock(self.name, self._effects_using, self.positions, lost=self._end_round)
         owner = lock.take()
         self._database_lost.ends()
@@ -129,7 +131,7 @@ class Reader:
             lock.release(self._errors())
 
     def _errors(self) -> dict[str, BaseException]:
-        """Returns the errors that ended handler loops, by stream. The loss of the name to another process is left out."""
+        """Returns the errors that ended handler loops, by stream. Omits ``ReaderFenced``: another process runs the reader."""
         found = {lane.handler.stream: lane.error for lane in self._lanes if lane.error is not None}
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
@@ -147,8 +149,8 @@ class Reader:
             self._end_round()
             listener.stop()
         errors = [lane.error for lane in self._lanes if lane.error is not None]
-        # The lock was lost with its connection. Another process may have taken the name and fenced our loops; if it has,
-        # the next attempt to lock the name raises ReaderNameTaken.
+        # The lock was lost together with its connection. Another process may have taken the name and fenced our loops. If it
+        # has, the next attempt to lock the name raises ReaderNameTaken.
         if lock.lost.is_set() and all(isinstance(error, ReaderFenced) for error in errors):
             return self._stopping.is_set()
         if errors:
@@ -177,7 +179,7 @@ class Reader:
             self.is_positioned.set()
 
     def _lane_ended(self) -> None:
-        """Ends the round if a handler gave up: one failed stream stops the whole reader."""
+        """Ends all handler loops if one of them ended with an error: one failed stream stops the whole reader."""
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 

@@ -1,7 +1,7 @@
-"""Sets a reader's cursors to given tokens, or to the present positions, and records it.
+"""Sets a reader's cursors to given tokens or to the present positions, and stores a record of the change.
 
-Facts between the old position and the new one are skipped, or handled a second time. That is the operator's decision.
-Refused while the reader runs.
+If a cursor moves forward, the facts in between are skipped. If it moves back, they are handled a second time. The operator
+must know whether that is right. Cursors cannot be set while the reader runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Resynced", "resync_reader"]
 
 log = get_logger(__name__)
 
-#: The lease is raised, so that a process which lost its lock without noticing cannot move the cursor.
+#: Raises the lease, so that a process that has lost its lock and does not know it cannot move the cursor.
 _SET = """
 INSERT INTO streams_storedcursor (reader, stream, base, entries, epoch, ended_at)
 VALUES (%(reader)s, %(stream)s, %(base)s, %(entries)s::jsonb, %(epoch)s, clock_timestamp())
@@ -46,7 +46,7 @@ VALUES (%(reader)s, %(stream)s, %(from_base)s, %(from_entries)s::jsonb, %(base)s
 
 @dataclass(frozen=True, slots=True)
 class Resynced:
-    """One cursor that was set. ``was`` is its former token (None: there was no cursor), ``now`` the new one."""
+    """A cursor that was set. ``was`` is its former token, or None if there was no cursor. ``now`` is its new token."""
 
     stream: str
     was: VectorToken | None
@@ -54,12 +54,12 @@ class Resynced:
 
 
 def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, by: str = "") -> list[Resynced]:
-    """Sets the reader's cursors of the streams in ``tokens`` to these tokens.
+    """Sets the reader's cursors to ``tokens``, a token for each stream.
 
-    Without tokens, those of all its streams are set to the present positions. ``by`` is stored as the person who asked.
-    All cursors are set, or none.
+    Without ``tokens``, sets the cursors of all its streams to the present positions. Sets all these cursors or none.
+    ``by`` is stored as the person who asked.
 
-    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, ``TokenError`` for a token beyond the present
+    Raises ``UnknownReader``, ``ReaderNameTaken`` while the reader runs, and ``TokenError`` for a token beyond the present
     positions or below the low-water mark.
     """
     name, using = "replsite resync", stream_settings().database
@@ -88,7 +88,7 @@ def resync_reader(reader: str, tokens: Mapping[str, VectorToken] | None = None, 
 
 
 def _streams(cursor: Any, reader: str) -> list[str]:
-    """Returns the streams of which the reader has cursors or handlers. Raises ``UnknownReader`` if there are none."""
+    """Returns the streams for which the reader has a cursor or a handler. Raises ``UnknownReader`` if there are none."""
     declared = [handler.stream for handler in handlers_of(reader)] if reader in readers() else []
     found = sorted({*known_streams(cursor, reader), *declared})
     if not found:
@@ -106,7 +106,10 @@ def _check_stream(reader: str, stream: str, streams: list[str]) -> None:
 
 
 def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> VectorToken:
-    """Returns the new token of a cursor. Raises ``TokenError`` if the reader could not continue from it."""
+    """Returns the token for a cursor: ``token``, or the present position if that is None.
+
+    Raises ``TokenError`` if the reader could not continue from the token.
+    """
     present = present_token(cursor, stream)
     wanted = present if token is None else token
     if not wanted.before_or_equal(present):

@@ -1,7 +1,7 @@
-"""The handler loop of one stream whose facts come from a replication server; missed facts come from the table.
+"""The handler loop of one stream whose facts come from a replication server. Facts that it missed come from the table.
 
-The follower runs on an event loop in the thread of the handler loop. The handler and the cursor have a second thread, so
-that the connection is kept alive while a chunk is handled.
+Two threads share the work. In the first, an asyncio event loop runs the follower, which is connected to the server. The
+second calls the handler and stores the cursor, so that the connection is kept alive while a chunk is handled.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["SocketLoop", "token_after"]
 
 
 def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) -> VectorToken:
-    """Returns the cursor behind rows that were delivered in order ``view``.
+    """Returns the cursor after these rows were handled. ``view`` is the order in which they were delivered.
 
-    In linear order all facts below the last row, of any writer, were delivered. Otherwise only those of the rows' writers
-    were.
+    In linear order, all facts of all writers up to the last row were delivered. In the order per writer, each writer of
+    these rows has only advanced to its own last row.
     """
     if view is View.LINEAR:
         return cursor.merge(VectorToken(rows[-1].token))
@@ -45,7 +45,7 @@ def token_after(view: View, cursor: VectorToken, rows: Sequence[FollowedRow]) ->
 
 
 class SocketLoop(HandlerLoop):
-    """A handler loop whose facts come from a replication server."""
+    """A handler loop that receives its facts from a replication server."""
 
     def __init__(
         self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None], server: Connector
@@ -101,7 +101,7 @@ class SocketLoop(HandlerLoop):
         keeper.add_done_callback(lambda task: follower.finish())  # it ends only by an error, or is cancelled below
         try:
             await follower.run()
-        except EpochChanged as restored:  # the loop begins again from the stored cursor, and checks its epoch there
+        except EpochChanged as restored:  # the loop checks the epoch of the stored cursor and continues from it
             raise ConnectionLost(str(restored)) from restored
         finally:
             keeper.cancel()
@@ -112,7 +112,7 @@ class SocketLoop(HandlerLoop):
         await loop.run_in_executor(self._work, self._store, delivery, self._reached(follower))
 
     def _take(self, delivery: Delivery, rows: Sequence[FollowedRow]) -> None:
-        """Delivers the rows in pieces of the handler's chunk size. Runs in the handler's thread."""
+        """Delivers the rows in pieces of about the handler's ``chunk_rows``. Runs in the handler's thread."""
         view = self.handler.view
         for piece in pieces(rows, self.handler.chunk_rows):
             chunk = Chunk(self.handler.stream, piece, self._streams_using)
@@ -120,8 +120,8 @@ class SocketLoop(HandlerLoop):
             self._deliver(delivery, chunk, lambda at, part: token_after(view, at, part.rows), upto)
             self.cursor = delivery.stored
             if self._stop.is_set():
-                # The follower counts all rows as handled once this returns. `_store` would then move the cursor over
-                # the pieces that were not delivered.
+                # The follower assumes that all rows are handled once this method returns. Without the flag, ``_store`` would
+                # then move the cursor past the pieces that were not delivered.
                 self._is_cut = True
                 return
 
@@ -131,7 +131,7 @@ class SocketLoop(HandlerLoop):
         return VectorToken.of(linear, {} if self.handler.view is View.LINEAR else follower.positions().get(stream, {}))
 
     async def _store_now_and_then(self, delivery: Delivery, follower: Follower) -> None:
-        """Stores the cursor once a heartbeat, so that it moves on where there are no facts."""
+        """Stores the cursor at every heartbeat, so that the cursor moves on even if no facts arrive."""
         while True:
             await asyncio.sleep(stream_settings().heartbeat_seconds)
             reached = self._reached(follower)

@@ -1,7 +1,7 @@
-"""The handler loop of one stream of a reader, in a thread of its own, with facts from the table.
+"""The handler loop of one stream of a reader, which runs in a thread of its own and reads facts from the table.
 
-The next chunk is fetched while one is handled. Notifications wake the loop. A lost notification delays facts by a
-heartbeat at most. ``streams.follow.socket_loop`` has the loop whose facts come from a replication server.
+The next chunk is fetched while one is handled. Notifications wake the loop. If a notification is lost, facts are delayed
+by one heartbeat interval at most. ``streams.follow.socket_loop`` has the loop that gets its facts from a replication server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ After = Callable[[VectorToken, Chunk], VectorToken]
 
 
 class HandlerLoop:
-    """The base of handler loops: runs one handler under one lease until ``stop`` is set. A subclass supplies the facts."""
+    """The base class of handler loops, which run one handler under one lease until ``stop`` is set.
+
+    A subclass supplies the facts.
+    """
 
     def __init__(self, handler: Handler, owner: Owner, stop: threading.Event, began: Callable[[], None]) -> None:
         self.handler = handler
@@ -52,7 +55,7 @@ class HandlerLoop:
         self._delays = DelaySamples(handler.reader, handler.stream, self._streams_using)
 
     def wake(self) -> None:
-        """Makes the loop look at the positions, or at ``stop``. Called from other threads."""
+        """Makes the loop check at once whether there are new facts, and whether ``stop`` is set. For other threads."""
         raise NotImplementedError
 
     def follow(self, delivery: Delivery) -> None:
@@ -60,12 +63,12 @@ class HandlerLoop:
         raise NotImplementedError
 
     def positions(self) -> dict[str, int]:
-        """Returns ``{writer: position}`` up to which facts were handled."""
+        """Returns the positions up to which facts were handled, as ``{writer: position}``."""
         cursor = self.cursor
         return {} if cursor is None else {writer: cursor.position_of(writer) for writer in self._source.writers}
 
     def run(self, ended: Callable[[], None] = lambda: None) -> None:
-        """Runs the loop in its thread, then calls ``ended``. An error that ended it is left in ``error``."""
+        """Runs the loop in the calling thread, and then calls ``ended``. If an error ends the loop, stores it in ``error``."""
         try:
             self._run()
         except Stopped:
@@ -77,12 +80,12 @@ class HandlerLoop:
             ended()
 
     def close(self) -> None:
-        """Closes the thread's connections. Called in the thread."""
+        """Closes the connections of the loop's thread. Must be called in this thread."""
         self._source.close()
         connections.close_all()
 
     def _run(self) -> None:
-        """Follows, and begins again from the stored cursor after every loss of the database."""
+        """Follows the stream. After each loss of the database, continues from the stored cursor."""
         retry_seconds = FIRST_RETRY_SECONDS
         while not self._stop.is_set():
             try:
@@ -105,7 +108,7 @@ class HandlerLoop:
                 retry_seconds = min(retry_seconds * 2, LONGEST_RETRY_SECONDS)
 
     def _begin(self) -> Delivery:
-        """Reads the stored cursor, or stores the first one, and returns its deliveries."""
+        """Reads the stored cursor, or stores a first one, and returns the ``Delivery`` that begins there."""
         handler = self.handler
         first, epoch = self._source.begin(), self._source.epoch()
         try:
@@ -122,9 +125,10 @@ class HandlerLoop:
         return Delivery(handler, self._owner, kept[0], self._pause, self._using)
 
     def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
-        """Raises ``EpochChanged`` if the database was restored and the handler's effects were not; else adopts the new epoch.
+        """Raises ``EpochChanged`` if the database was restored but the handler's effects were not.
 
-        Facts, cursor and effects in one database were restored together. Effects elsewhere were not.
+        Otherwise stores the new epoch in the cursor. Facts, cursor and effects in the same database were restored together.
+        Effects elsewhere were not restored.
         """
         if kept == now or not now:
             return
@@ -143,12 +147,12 @@ class HandlerLoop:
             self.facts_parked += parked
 
     def _pause(self, seconds: float) -> bool:
-        """Waits for so many seconds, or until ``stop`` is set. Returns true if it is set."""
+        """Waits for this number of seconds, or until ``stop`` is set. Returns true if ``stop`` is set."""
         return self._stop.wait(seconds)
 
 
 class TableLoop(HandlerLoop):
-    """A handler loop whose facts come from the table. With ``until_caught_up`` it ends once no fact is left."""
+    """A handler loop that reads its facts from the table. If ``until_caught_up`` is true, it ends once no fact is left."""
 
     def __init__(
         self,
@@ -207,14 +211,15 @@ class TableLoop(HandlerLoop):
         self.cursor = batch.cursor
 
     def _wait_for_news(self, delivery: Delivery, cursor: VectorToken) -> None:
-        """Waits for a notification, for a heartbeat at most.
+        """Waits for a notification, for at most one heartbeat interval.
 
-        Where no facts were, the cursor is stored once a heartbeat at most.
+        Then stores the cursor, which has moved past a range without facts, unless it was stored less than a heartbeat
+        interval ago.
         """
         beat_seconds = stream_settings().heartbeat_seconds
         self._news.wait(beat_seconds)
-        # Cleared before the caller reads the positions. Cleared after it: the positions are read, a fact commits and its
-        # notification sets the event, the event is cleared, and the fact waits for a heartbeat.
+        # The event is cleared before the caller reads the positions. In the other order, the positions are read, a fact commits,
+        # its notification sets the event, the event is cleared, and the fact waits for the next heartbeat.
         self._news.clear()
         if time.monotonic() >= self._store_due:
             delivery.store(cursor)

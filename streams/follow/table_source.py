@@ -1,7 +1,7 @@
-"""The facts of a reader from the tables, as far as the stored positions show that they are complete.
+"""Reads the facts for a reader from the tables, up to the stored positions, so that all facts read are complete.
 
-No fact is seen before its commit, and no trimmed fact is passed over unnoticed. This follows from the order of reading in
-`TableSource.next`. Called by one thread at a time, on a connection of its own.
+No fact is read before its commit, and trimmed facts are never skipped without an error. Both follow from the order of
+reading in ``TableSource.next``. A source has a connection of its own, and only one thread at a time may use it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Batch", "TableSource", "present_token"]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows that are due, the cursor after them, and the token up to which facts may be delivered now."""
+    """Rows to deliver now, the cursor after these rows, and the token up to which facts may be delivered (``target``)."""
 
     rows: Sequence[FollowedRow]
     cursor: VectorToken
@@ -36,7 +36,7 @@ class Batch:
 
     @property
     def is_last(self) -> bool:
-        """Returns true if nothing more was due when the positions were read."""
+        """True if the batch reaches the positions that were read last, so that they must be read again for more facts."""
         return next_range(self.cursor, self.target) is None
 
 
@@ -47,14 +47,14 @@ def present_token(cursor: Any, stream: str, view: View = View.WRITER) -> VectorT
 
 def _present(cursor: Any, stream: str) -> tuple[int, dict[str, int]]:
     found = possible_positions(cursor, [stream])
-    watcher.before_shown(found)  # drops cached values that these facts make stale, before a handler asks for them
+    watcher.before_shown(found)  # drops cached values that these facts make outdated, before a handler uses them
     stored = found.get(stream, {})
     linear = linear_position(stored.values())
     return linear, positions_to_show(stored, linear)
 
 
 class TableSource:
-    """The facts of one stream for one reader."""
+    """The source from which one handler loop reads the facts of its stream."""
 
     def __init__(self, handler: Handler, using: str) -> None:
         self._handler = handler
@@ -65,9 +65,9 @@ class TableSource:
         self.writers: tuple[str, ...] = ()
 
     def begin(self) -> VectorToken:
-        """Returns the starting token of a reader without a stored cursor, by its handler's ``begin``.
+        """Returns the token at which a reader without a stored cursor starts, as its handler's ``begin`` says.
 
-        The next read looks up the positions again, since the database may have been restored.
+        Also makes the next read fetch the positions again, because the database may have been restored.
         """
         self._target = None
         with self._connection.cursor() as cursor:
@@ -82,21 +82,21 @@ class TableSource:
             return current_epoch(cursor)
 
     def check_epoch(self, kept: str) -> None:
-        """Raises ``EpochChanged`` if the epoch ``kept`` of a cursor is not the present one."""
+        """Raises ``EpochChanged`` if ``kept``, the epoch of a cursor, is not the present epoch."""
         handler = self._handler
         with self._connection.cursor() as cursor:
             check_epoch(cursor, kept, f"Reader {handler.reader} on stream {handler.stream}")
 
     def next(self, after: VectorToken) -> Batch:
-        """Returns the next rows after a cursor, about as many as the handler wants.
+        """Returns the next rows after the cursor ``after``, about as many as the handler's ``chunk_rows``.
 
-        The positions are read again only once everything that they cover was read. Raises ``ResyncNeeded``,
+        The positions are read again only once everything that they cover was read. Raises ``ResyncNeeded`` or
         ``DatabaseError``.
         """
         handler = self._handler
         with self._connection.cursor() as cursor:
-            # Positions before rows. The other way round: the rows are read, fact 5 commits, its position is stored and
-            # read, and the cursor moves over fact 5, which is not among the rows.
+            # The positions are read before the rows. In the other order, the rows are read, fact 5 commits, its position is
+            # stored and read, and the cursor moves past fact 5, which is not among the rows.
             if self._target is None or next_range(after, self._target) is None:
                 linear, positions = _present(cursor, handler.stream)
                 self._target, self.writers = target_of(handler.view, linear, positions), tuple(positions)
@@ -107,12 +107,12 @@ class TableSource:
             wanted = FactRange(reading.after, reading.upto, reading.writers)
             limit = self._pace.limit(handler.chunk_rows)
             rows, reached = table_rows(cursor, self._declaration, wanted, limit)
-            # The mark after the rows: trimming deletes facts and moves the mark in one transaction. With the mark read
-            # first, the facts could go between the two queries, and the rows would lack them without an error.
+            # The low-water mark is read after the rows. A trim deletes facts and moves the mark in one transaction. If the mark
+            # were read first, a trim between the two queries would remove facts without an error here.
             check_not_trimmed(cursor, handler.stream, after, reader=handler.reader)
         self._pace.learn(rows)
         return Batch(due_rows(rows, after, target), after.after_partial_read(target, reached), target)
 
     def close(self) -> None:
-        """Closes the connection; a later use opens another."""
+        """Closes the connection. A later use opens another one."""
         self._connection.close()

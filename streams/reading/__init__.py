@@ -1,1 +1,1 @@
-"""Reading rows and stored positions, receiving notifications of new ones, and dropping outdated cached values."""
+"""Reads rows and stored positions, receives notifications of new positions, and drops outdated cached values."""

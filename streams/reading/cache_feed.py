@@ -1,12 +1,12 @@
 """Drops cached values of this process when other processes change the data behind them.
 
-There is one feed per process and database alias, started by the first call of a cached function. The process's watcher
-(``streams.reading.watcher``) calls it with positions before they show. It then reads the rows of the streams that drop
-caches from their tables, per writer, behind a cursor. Values are kept only while the watcher receives notifications, so no
-value is older than the last one received.
+Each process has one *cache feed* for each database alias. The first call of a cached function starts it. The process's
+watcher (``streams.reading.watcher``) passes positions to the feed before any other code of the process sees them. The
+feed then reads the new rows of the streams that invalidate caches, for each writer from the position that it has read.
+Values are cached only while the watcher receives notifications, so no value is older than the last notification.
 
-Facts that this process appends drop their values in its own commit (``streams.writing.side_effects``). They are skipped
-here.
+The feed skips facts that this process appended itself: their values are dropped when the transaction commits
+(``streams.writing.side_effects``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["CacheFeed", "has_begun", "is_hearing", "own_ids", "stop_feeds"]
 
 log = get_logger(__name__)
 ROWS_PER_READ = 1_000
-#: If a writer's cursor is more rows behind than this, all values are dropped instead of single ones.
+#: If the feed has to read more rows of a writer than this at once, it drops all values instead of single ones.
 MOST_ROWS = 20_000
 RETRY_SECONDS = 1.0
 
@@ -44,7 +44,7 @@ class _Cursor:
     def __init__(self, generation: int, floor: int) -> None:
         self.generation = generation
         self.floor = floor
-        """A writer without an entry in ``positions`` is read from here, because all its facts lie above."""
+        """The position from which a writer without an entry in ``positions`` is read. All its facts lie above."""
         self.positions: dict[str, int] = {}
 
 
@@ -62,9 +62,9 @@ class CacheFeed(Subscriber):
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
         """Drops the values that the facts up to these positions invalidate.
 
-        A stream whose rows drop nothing in this process yet only gets a cursor. It is read from there as soon as a
-        function is declared that depends on it. That is early enough: the function's values are computed after the
-        declaration, so a change that is missing in one of them lies above the cursor.
+        If no cached function of this process depends on a stream yet, only the present positions of the stream are
+        recorded. The stream is read from there once such a function is declared. That is early enough: all values of the
+        function are computed later, so they contain every change up to the recorded positions.
         """
         if not (everything or self.is_hearing):  # nothing is kept
             return
@@ -75,28 +75,30 @@ class CacheFeed(Subscriber):
                 self._catch_up_with(cursor, stream, found.get(stream.name, {}))
 
     def lost(self, error: BaseException | None) -> None:
-        """Reports an error. No value is served or kept while ``is_hearing`` is false."""
+        """Logs an error. While ``is_hearing`` is false, no cached value is returned and none is stored."""
         if error is not None:
             log.warning("caches.not_hearing", error=str(error).strip())
 
     def restored(self) -> None:
-        """Drops all cursors and values.
+        """Drops all cursors and all cached values, because the database was restored.
 
-        A restored database may give out IDs again that were read already. Values may come from facts that are gone.
+        A restored database may give out IDs again that were read already, and cached values may come from facts that are
+        gone.
         """
         self._cursors.clear()
         self._own.clear()
         _drop_all()
 
     def stop(self) -> None:
-        """Ends the feed. Values are not kept any more."""
+        """Ends the feed. From now on no values are cached."""
         self.is_hearing = False
         super().stop()
 
     def own_ids(self, stream: str) -> set[int]:
-        """Returns the set to which the IDs of own facts are added, so that their rows are skipped.
+        """Returns the set of IDs whose rows the feed skips. The caller adds the IDs of facts that this process appended.
 
-        The set is replaced when IDs may be given out again. Then IDs of before, added late, are in a set that is not used.
+        The feed begins a new set when the stream may give out the same IDs again. An older ID that is added late then goes
+        into the old set, which is no longer used.
         """
         return self._own.setdefault(stream, set())
 
@@ -115,16 +117,16 @@ class CacheFeed(Subscriber):
             if at.position > after:
                 self._apply(cursor, stream, writer, after, at.position)
             where.positions[writer] = max(at.position, after)
-        # Facts up to here are never read again, not even those whose rows were not seen: compacted, trimmed, or left out
-        # because all values were dropped.
+        # Facts up to here are never read again, so their IDs can be removed. That includes facts whose rows the feed did not
+        # read, because they were compacted or trimmed, or because all values were dropped.
         read = linear_position(stored.values(), stream.declaration.empty_position)
         own = self.own_ids(stream.name)
         own.difference_update([number for number in list(own) if number <= read])
 
     def _apply(self, cursor: Any, stream: BoundStream, writer: str, after: int, upto: int) -> None:
-        """Drops the values that the writer's rows with after < token <= upto invalidate.
+        """Drops the values that the writer's rows with ``after < token <= upto`` invalidate.
 
-        Drops all values if a row cannot be understood, if facts were trimmed, or if there are more rows than
+        Drops all values if the site's rule for a row fails, if facts were trimmed, or if there are more rows than
         ``MOST_ROWS``. Raises ``DatabaseError``.
         """
         try:
@@ -134,7 +136,8 @@ class CacheFeed(Subscriber):
                 count += len(rows)
                 apply_invalidations(stream.drops_of(cursor, [row.row for row in rows if row.token not in own]))
                 own.difference_update([row.token for row in rows])
-            # After the rows: a trim deletes facts and moves the mark in one transaction, so it cannot stay unnoticed.
+            # Checked after the rows were read. A trim deletes facts and moves the low-water mark in one transaction, so a trim
+            # before the reading is always noticed.
             check_not_trimmed(cursor, stream.name, VectorToken(begin), writer)
             if after >= upto:
                 return
@@ -160,17 +163,17 @@ _begin_again_at: dict[str, float] = {}
 
 
 def is_hearing(using: str | None = None) -> bool:
-    """Returns true if values may be kept now.
+    """Returns true if values may be cached now, because invalidations are being received.
 
-    The first call starts the feed, and blocks until the feed receives notifications. A start that failed is tried again
-    after ``RETRY_SECONDS`` at the earliest; until then the answer is false.
+    The first call starts the feed, and blocks until the feed receives notifications. After a failed start the next
+    attempt is made after ``RETRY_SECONDS`` at the earliest. Until then false is returned.
     """
     feed = _feeds.get(using)
     return feed.is_hearing if feed is not None else _begin(using or stream_settings().database)
 
 
 def has_begun(using: str | None = None) -> bool:
-    """Returns true if ``is_hearing`` answers without blocking."""
+    """Returns true if the feed has started, so that ``is_hearing`` does not block."""
     return _feeds.get(using) is not None
 
 
@@ -186,9 +189,9 @@ def _begin(alias: str) -> bool:
 
 
 def own_ids(stream: str, using: str) -> set[int]:
-    """Returns the set for the IDs of facts whose values this process drops itself.
+    """Returns the set for the IDs of facts that this process appended and whose values it drops itself.
 
-    The caller takes it when it appends, and adds the IDs after the commit, before the facts are complete.
+    The caller must fetch the set when it appends, and add the IDs after the commit, before the facts are complete.
     """
     feed = _feeds.get(using)
     return feed.own_ids(stream) if feed is not None else set()
@@ -201,7 +204,7 @@ def stop_feeds() -> None:
 
 
 def _after_fork() -> None:
-    """Removes the values in a forked child. They may become outdated before it has a feed of its own."""
+    """Removes the cached values in a forked child. They may become outdated before the child has a feed of its own."""
     for store in stores.values():
         store.after_fork()
 

@@ -1,7 +1,7 @@
 """Receives PostgreSQL notifications: LISTEN on a direct connection, in a thread, with reconnection.
 
-A notification may be lost. So a listener also reads the table that the notifications are about after each (re)connection.
-A notification that belongs to no table must be harmless to lose.
+A notification may be lost. So after each (re)connection the user of a listener reads the table that the notifications are
+about. Notifications without such a table may be used only where a loss is harmless.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ RETRY_SECONDS = 0.2
 
 
 class NotifyListener(Generic[T]):
-    """A thread that calls ``on_heard`` with what was received, and with an empty list after each (re)connection.
+    """A thread that receives notifications and calls ``on_heard`` with their meaning.
 
-    The empty list means "look at everything". It also follows a call of ``on_heard`` that raised. Every role that may
-    connect can send notifications, so a subclass decides in ``take`` what they mean. The callback runs in the listener's
-    thread and must be quick.
+    A call with an empty list means that notifications may be lost, so everything must be read again. This call follows
+    each (re)connection, and each call of ``on_heard`` that raised. A subclass decides in ``take`` what notifications mean,
+    because every role that may connect can send them. ``on_heard`` runs in the listener's thread and must be quick.
     """
 
     def __init__(self, channel: str, on_heard: Callable[[list[T]], None], using: str | None, name: str) -> None:
@@ -51,35 +51,35 @@ class NotifyListener(Generic[T]):
         self._thread.start()
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[T]:
-        """Returns the meaning of notifications, given as (sending session, payload).
+        """Returns the meaning of the received notifications, which are pairs (PID of the sending session, payload).
 
-        Called in the listener's thread, and may use its connection. The list is empty if nothing was received, for
+        Called in the listener's thread, and may use its connection. ``heard`` is empty if nothing was received, for
         example when ``due_seconds`` have passed.
         """
         raise NotImplementedError
 
     def due_seconds(self) -> float | None:
-        """Returns the seconds after which to call ``take`` even if nothing is received; None: never."""
+        """Returns the seconds after which ``take`` is called even if nothing is received. None means never."""
         return None
 
     def connected(self) -> None:
         """Reacts to a new connection that listens.
 
-        ``on_heard`` is about to get an empty list, which covers everything received before.
+        ``on_heard`` will be called next with an empty list, so everything received before may be forgotten.
         """
 
     def lost(self) -> None:
         """Reacts to the loss of the connection. Nothing is received until ``on_heard`` is called with an empty list."""
 
     def nudge(self) -> None:
-        """Requests an immediate call of ``nudged`` in the listener's thread. Any thread may call it, at any rate."""
+        """Requests an immediate call of ``nudged`` in the listener's thread. Any thread may call this, as often as it likes."""
         wake_up = self._wake_up
         if not self._is_nudged and wake_up is not None:
             self._is_nudged = True
             wake_up.ring()
 
     def nudged(self) -> None:
-        """Reacts to ``nudge``, in the listener's thread."""
+        """Reacts to a call of ``nudge``. Runs in the listener's thread."""
 
     def stop(self) -> None:
         """Ends the thread, waiting at most 10 s for it, and closes the connection."""
@@ -113,7 +113,7 @@ class NotifyListener(Generic[T]):
                     self._away.begins(error)
                     self.lost()
                 connected = False
-                # Without a connection a nudge is discarded: the call with an empty list after the reconnection covers it.
+                # Without a connection a nudge is discarded, because the empty list after the reconnection replaces it.
                 if driver.ready_to_read([wake_up], RETRY_SECONDS):
                     self._take_nudge(wake_up)
 
@@ -136,8 +136,8 @@ class NotifyListener(Generic[T]):
     def _take_nudge(self, wake_up: WakeUp) -> bool:
         """Empties the pipe. Returns true if ``nudge`` was called since the last time."""
         wake_up.hush()
-        # Cleared after the read. Otherwise: A clears the flag, B sets it and writes, A reads B's byte. From then on each nudge
-        # finds the flag set and writes nothing.
+        # The flag is cleared after the pipe was read. In the other order, A clears the flag, B sets it and writes a byte, and A
+        # reads B's byte. From then on each nudge would find the flag set and write nothing.
         nudged, self._is_nudged = self._is_nudged, False
         return nudged
 

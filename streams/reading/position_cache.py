@@ -1,14 +1,14 @@
-"""Stored positions, as the last read of their table and the notifications since then give them.
+"""A cache of the stored positions: the last read of their table, updated by the notifications since then.
 
-A notification with a position was sent by the session of its writer's lock
-(``streams.reading.position_notifications.NotificationFilter``), in the commit that stores the position. So the position of
-a known writer need not be read again, which saves a round trip between a commit and its followers.
+A notification with a position comes from the session that holds the writer's lock
+(``streams.reading.position_notifications.NotificationFilter``), and is sent by the commit that stores the position. So
+after such a notification the table need not be read, which saves a round trip between a commit and its followers.
 
 In all other cases the table is read: after a notification without a position, of an unknown or retired writer, or below
-the known position. It is also read after each notification of a stream whose generation may change, because a late one
-could be of the last generation.
+the known position. The table is also read after each notification of a stream whose generation may change, because a late
+notification could be of the previous generation.
 
-Notifications must be applied in commit order, without gaps. A caller that may have lost one calls ``forget``.
+Notifications must be applied in commit order, without gaps. If a notification may be lost, call ``forget``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ __all__ = ["PositionCache"]
 
 
 class PositionCache:
-    """The known positions of all streams; for one thread at a time.
+    """The known positions of all streams. Only one thread at a time may use it.
 
-    ``may_begin_anew(stream)`` returns true if the stream's generation may change.
+    ``may_begin_anew(stream)`` returns true if the stream may restart at 0 in a new generation.
     """
 
     def __init__(self, may_begin_anew: Callable[[str], bool] = lambda _: False) -> None:
@@ -35,7 +35,7 @@ class PositionCache:
 
     @property
     def known(self) -> Mapping[str, Mapping[str, StoredPosition]]:
-        """Returns the known positions, as ``{stream: {writer: position}}``."""
+        """The known positions, as ``{stream: {writer: position}}``."""
         return self._known
 
     def forget(self) -> None:
@@ -43,20 +43,23 @@ class PositionCache:
         self._known = {}
 
     def looked(self, found: Mapping[str, dict[str, StoredPosition]], only: Collection[str] | None) -> None:
-        """Stores positions read from the table, of all streams or of those in ``only``."""
+        """Stores positions that were read from the table.
+
+        ``found`` has the positions of the streams in ``only``, or of all streams if ``only`` is None.
+        """
         if only is None:
             self._known = dict(found)
         else:
             self._known.update({stream: found.get(stream, {}) for stream in only})
 
     def hear(self, notifications: Iterable[PositionNotification], wanted: Collection[str] = ()) -> set[str]:
-        """Applies notifications, and returns the streams that have to be read from the table nevertheless.
+        """Applies notifications. Returns the streams whose positions must still be read from the table.
 
-        Streams in ``wanted`` that are not known are among them.
+        These include the streams in ``wanted`` whose positions are not known.
         """
         unclear = set(wanted) - self._known.keys()
-        # In commit order, without gaps. Otherwise: a writer returns at 5, another one commits 6. If the second notification came
-        # first, followers would have received that the returning writer has no facts up to 6.
+        # Notifications are applied in commit order, without gaps. Otherwise: A returns at position 5, and B commits 6. If B's
+        # notification were applied first, followers would learn that A has no facts up to 6.
         for notification in notifications:
             known = self._known.get(notification.stream, {}).get(notification.writer)
             is_told = known is not None and known.state != RETIRED and not self._may_begin_anew(notification.stream)
@@ -67,5 +70,5 @@ class PositionCache:
         return unclear
 
     def of(self, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the known positions of these streams; an empty dict for an unknown one."""
+        """Returns the known positions of these streams. The value for an unknown stream is an empty dictionary."""
         return {stream: self._known.get(stream, {}) for stream in streams}

@@ -1,11 +1,11 @@
-"""Sends and receives notifications of moved positions.
+"""Sends and receives notifications of positions that have risen.
 
-A notification carries the stream, the writer and at most the writer's position, and possibly two one-time words that
-prove its sender. It never carries facts, and it may be lost. So a listener also reads the table of positions after each
-(re)connection, and from time to time.
+A notification contains the stream and the writer. It may also contain the writer's position, and two one-time secrets that
+prove who sent it (``streams.reading.trust``). It contains no facts, and it may be lost. So a listener also reads the table
+of positions after each (re)connection, and from time to time.
 
-Every role that may connect can send one. ``NotificationFilter`` accepts a position only from the session that holds its
-writer's lock. Anything else means "look at the table", a bounded number of times (``streams.reading.trust``).
+Every role that may connect can send a notification. ``NotificationFilter`` accepts a position only from the session that
+holds the writer's lock. Any other notification only causes a read of the table, and such reads are limited in number.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from streams.reading.trust import LOOK_GAP_SECONDS, Cursor, ReceivedWords, Write
 __all__ = ["CHANNEL", "NotificationFilter", "PositionListener", "PositionNotification", "notify_position"]
 
 CHANNEL = "replsite_streams"
-_MOST_DIGITS = 18  # a bigint holds every number of so many digits
-#: Number of blanks in ``stream writer position``, and in the same with the two words that prove the sender.
+_MOST_DIGITS = 18  # a bigint can hold every number with this many digits
+#: Number of blanks in ``stream writer position``, and in the same text followed by the two words that prove the sender.
 _SPACES, _SPACES_WITH_WORDS = 2, 4
 
 
 @dataclass(frozen=True, slots=True)
 class PositionNotification:
-    """A notification that a writer's position rose.
+    """A notification that a writer's position rose. If ``position`` is None, the table of positions must be read.
 
-    Without a position, it means that the set of writers changed, so the table has to be read.
+    It is None, for instance, when a writer enters or leaves the stream.
     """
 
     stream: str
@@ -41,7 +41,7 @@ class PositionNotification:
 
     @classmethod
     def parse(cls, payload: str) -> PositionNotification:
-        """Returns the notification of a NOTIFY payload. A malformed payload gives one without a position ("read the table")."""
+        """Parses the payload of a NOTIFY. From a malformed payload, returns a notification without a position."""
         parts = payload.split(" ", _SPACES_WITH_WORDS + 1)
         has_position = len(parts) - 1 in (_SPACES, _SPACES_WITH_WORDS)
         is_position = has_position and parts[2].isdecimal() and len(parts[2]) <= _MOST_DIGITS
@@ -50,20 +50,24 @@ class PositionNotification:
 
 
 def notify_position(cursor: Any, stream: str, writer: str, position: int | None = None) -> None:
-    """Notifies all listeners when the cursor's transaction commits. Without a position: the set of writers changed."""
+    """Sends a notification to all listeners when the cursor's transaction commits.
+
+    If ``position`` is None, the listeners read the table of positions. That is for a change of the stream's writers.
+    """
     payload = f"{stream} {writer}" if position is None else f"{stream} {writer} {position}"
     cursor.execute("SELECT pg_notify(%s, %s)", [driver.channel(cursor, CHANNEL), payload])
 
 
 class NotificationFilter:
-    """A filter that turns notifications of any sender into those to act on; for one thread at a time.
+    """A filter that returns the notifications to act on, out of those that anyone may have sent.
 
-    A position is passed on only if the session of its writer's lock sent it. The session is looked up after the
-    notification was received. A notification that continues a proved one by its words
-    (``streams.reading.trust.OneTimeWords``) needs no query. A stream with any other notification is passed on once,
-    without writer and position ("read the table"), and none of its positions is.
+    A position is returned only if it was sent by the session that holds the writer's lock. That is proved by a query made
+    after the notification arrived, or by a secret that matches an earlier proved notification
+    (``streams.reading.trust.OneTimeWords``). If a stream has any other notification, none of its positions is returned.
+    Instead one notification without writer and position is returned, so that the caller reads the table.
 
-    ``own`` is the session and the name of the caller, if it is a writer itself.
+    ``own`` is the session and the name of the caller, if the caller is a writer itself. Only one thread at a time may use
+    the filter.
     """
 
     def __init__(self, own: tuple[int, str] | None = None) -> None:
@@ -74,28 +78,32 @@ class NotificationFilter:
         self._waiting: set[str] = set()
 
     def forget(self) -> None:
-        """Discards everything received so far, because the caller reads all tables."""
+        """Discards everything received so far, because the caller is going to read all positions from the table."""
         self._waiting = set()
         self._words = ReceivedWords()
 
     def queue_again(self, streams: set[str]) -> None:
-        """Queues these streams again, because the caller could not read them."""
+        """Queues these streams to be returned again, because the caller could not read their positions."""
         self._waiting |= streams
 
     @property
     def due_seconds(self) -> float | None:
-        """Returns the seconds until a waiting stream can be passed on, even if nothing is received; None if none waits."""
+        """The seconds until ``judge`` will return the streams that wait to be read from the table. None if none waits.
+
+        The caller must then call ``judge``, even if nothing was received.
+        """
         return max(0.0, self._look_due - time.monotonic()) if self._waiting else None
 
     def judge(self, heard: Sequence[tuple[int, str]], cursor: Cursor) -> list[PositionNotification]:
-        """Returns the notifications to act on, from (session, payload) pairs in the order of arrival.
+        """Returns the notifications to act on. ``heard`` are pairs (session, payload) in the order of arrival.
 
-        Drops those of streams that this program does not know. Raises the driver's errors of a lost connection.
+        Drops notifications of streams that this program does not know. Raises the driver's errors if the connection is
+        lost.
         """
         now = time.monotonic()
         is_due = now >= self._look_due
         proved = [self._proved(*one) for one in heard]
-        # One query for all that are not proved by words, and at most one in LOOK_GAP_SECONDS.
+        # One query examines all notifications that no secret proves. There is at most one query in LOOK_GAP_SECONDS.
         if is_due and any(
             found is None and self._may_be_proved(*one) for found, one in zip(proved, heard, strict=True)
         ):
@@ -104,8 +112,9 @@ class NotificationFilter:
             proved = [found or self._vouched_for(*one) for found, one in zip(proved, heard, strict=True)]
         others = {payload.partition(" ")[0] for found, (_, payload) in zip(proved, heard, strict=True) if found is None}
         unclear = self._waiting | {stream for stream in others if lookup.find(stream) is not None}
-        # A stream with an unproved notification is passed on without any position. Otherwise: A enters the stream at 5 and takes
-        # 6; its notification cannot be proved yet. B announces 7, proved. With B's alone the linear position would pass 6.
+        # If a stream has an unproved notification, none of its positions is returned. Otherwise: A enters the stream at 5 and
+        # takes 6, and A's notification cannot be proved yet. B's notification of 7 is proved. With B's position alone, the linear
+        # position would pass 6.
         given = [found for found in proved if found is not None and found.stream not in unclear]
         if not unclear or not is_due:
             self._waiting = unclear
@@ -114,10 +123,10 @@ class NotificationFilter:
         return [PositionNotification(stream, "", None) for stream in sorted(unclear)] + given
 
     def _proved(self, session: int, payload: str) -> PositionNotification | None:
-        """Returns the notification if its sender is known without a query, else null.
+        """Returns the notification if its sender can be proved without a query, else None.
 
-        Words of sessions that belong to no writer are not even parsed. A client that sends 100,000 notifications a second
-        must not keep this thread busy.
+        Payloads of sessions that belong to no writer are not even parsed, so that a client that sends 100,000
+        notifications a second does not keep this thread busy.
         """
         is_own = self.own is not None and session == self.own[0]
         if not is_own and not self._sessions.is_writers(session):
@@ -130,9 +139,9 @@ class NotificationFilter:
         return found if self._words.follow((session, found.writer, found.stream), _words_of(payload)) else None
 
     def _vouched_for(self, session: int, payload: str) -> PositionNotification | None:
-        """Returns the notification if its session holds its writer's lock, else null.
+        """Returns the notification if its session holds the writer's lock, else None.
 
-        Called after a query that was made after the notification was received.
+        Uses the result of the last query, which must have been made after the notification was received.
         """
         if not self._sessions.is_writers(session):
             return None
@@ -145,7 +154,7 @@ class NotificationFilter:
         return found
 
     def _may_be_proved(self, session: int, payload: str) -> bool:
-        """Returns true if the payload looks like a position of another writer than the caller."""
+        """Returns true if the payload looks like a position of a writer other than the caller."""
         if payload.count(" ") not in (_SPACES, _SPACES_WITH_WORDS) or lookup.find(payload.partition(" ")[0]) is None:
             return False
         return self.own is None or session != self.own[0] or payload.split(" ", 2)[1] != self.own[1]
@@ -157,9 +166,9 @@ def _words_of(payload: str) -> str:
 
 
 class PositionListener(NotifyListener[PositionNotification]):
-    """A listener that calls ``on_notifications`` with accepted notifications.
+    """A listener that calls ``on_notifications`` with the notifications that its filter accepts.
 
-    After each (re)connection it calls it with an empty list ("read the table").
+    After each (re)connection it passes an empty list. Then the callback must read all positions from the table.
     """
 
     def __init__(
@@ -172,13 +181,13 @@ class PositionListener(NotifyListener[PositionNotification]):
         self._judge = NotificationFilter()
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[PositionNotification]:
-        """Returns proved notifications, and those without a position for streams that have to be looked up."""
+        """Returns the proved notifications, and one without a position for each stream that must be read from the table."""
         return self._judge.judge(heard, self._connection.cursor)
 
     def due_seconds(self) -> float | None:
-        """Returns the seconds until a stream that waits can be looked up; None if none waits."""
+        """Returns the seconds until waiting streams may be read from the table, or None if none waits."""
         return self._judge.due_seconds
 
     def connected(self) -> None:
-        """Discards what was received before, because everything is about to be looked up."""
+        """Discards what was received before, because all positions are about to be read from the table."""
         self._judge.forget()

@@ -1,12 +1,12 @@
-"""Reads stored positions, and holds back those that cannot be true because they lie above the stream's sequence.
+"""Reads stored positions, and lowers those that cannot be true because they lie above the stream's sequence.
 
-The sequence gave out every ID that is complete, so no writer can be above it. A position above it says nothing about the
-facts below. It comes from a dump that was put together by hand, a changed row, or a mistake of an older program. If it
-were believed, all readers would skip the facts that get these IDs later: a named reader would store a cursor behind them,
-and a cache would keep values that they invalidate.
+The sequence gave out every ID that is complete, so no correct position can lie above the last value of the sequence. A
+wrong position comes from a dump that was put together by hand, from a changed row, or from a mistake of an older program.
+If readers used it, they would skip the facts that get these IDs later: a named reader would store a cursor behind these
+facts, and a cache would keep values that they invalidate.
 
-So such a writer counts as being where it was known to be before, and the stream waits until it is repaired. ``manage.py
-check_streams`` names it.
+So such a writer is treated as if it were at the position that was known before. Readers of the stream get no further until
+an operator repairs it. ``manage.py check_streams`` names the stream.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from streams.runtime.logs import get_logger
 __all__ = ["positions_and_sequence", "possible_positions"]
 
 log = get_logger(__name__)
-#: Stored positions, each with the last value that its stream's sequence gave out; null where that cannot be read. Sequences are
-#: read after the snapshot of the positions was taken, so they are never behind a correct position.
+#: Stored positions, each with the last value of its stream's sequence, or null if that cannot be read. Sequences are read after
+#: the snapshot of the positions was taken, so their values are never below a correct position.
 _WITH_GIVEN_OUT = f"""
 SELECT stored.*, CASE WHEN has_sequence_privilege(to_regclass(given.sequence), 'USAGE, SELECT')
                       THEN coalesce(pg_sequence_last_value(to_regclass(given.sequence)), 0) END
 FROM ({STORED_POSITIONS}) AS stored
 LEFT JOIN unnest(%(names)s::text[], %(sequences)s::text[]) AS given (name, sequence) ON given.name = stored.stream
 """
-#: (stream, writer) -> the wrong position that was logged last.
+#: (stream, writer) -> the wrong position that was logged last for this writer.
 _told: dict[tuple[str, str], int] = {}
 
 
 class At(Protocol):
-    """A position that was known before."""
+    """A position of a writer that the caller knew before."""
 
     @property
     def position(self) -> int: ...
@@ -46,11 +46,11 @@ class At(Protocol):
 def possible_positions(
     cursor: Any, streams: Collection[str] | None = None, known: Mapping[str, Mapping[str, At]] | None = None
 ) -> dict[str, dict[str, StoredPosition]]:
-    """Returns ``{stream: {writer: position}}`` as ``stored_positions``, with no position above its stream's sequence.
+    """Returns ``{stream: {writer: position}}`` as ``stored_positions`` does, but with no position above the sequence.
 
-    A position above it is replaced by the one in ``known``, which has the positions that the caller knew before. A writer
-    that is not in ``known`` gets the lowest position of the stream's other writers. Streams in memory are not checked,
-    because they and their sequences start again.
+    A position above the stream's sequence is replaced by the writer's position in ``known``, which are the positions that
+    the caller knew before. A writer that is not in ``known`` gets the lowest position of the stream's other writers.
+    Streams in memory are not checked, because they restart together with their sequences.
     """
     declared = [bound.declaration for bound in lookup.all_streams() if streams is None or bound.name in streams]
     found, given_out = _read(cursor, streams, declared)
@@ -61,9 +61,10 @@ def possible_positions(
 
 
 def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple[dict[str, StoredPosition], int | None]:
-    """Returns the same of one stream, which need not be bound, and the last value that its sequence gave out.
+    """Returns the possible positions of one stream, and the last value of its sequence.
 
-    That value is null for a stream in memory, and if the role may not read the sequence.
+    The stream need not be bound to a model. The last value is None for a stream in memory, and if the database role may
+    not read the sequence.
     """
     found, given_out = _read(cursor, [declaration.name], [declaration])
     stored, last_value = found.get(declaration.name, {}), given_out.get(declaration.name)
@@ -73,7 +74,7 @@ def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple
 def _read(
     cursor: Any, streams: Collection[str] | None, declared: Iterable[StreamDeclaration]
 ) -> tuple[dict[str, dict[str, StoredPosition]], dict[str, int]]:
-    """Returns the stored positions, and the last values of the sequences that can be read, by stream."""
+    """Returns the stored positions, and ``{stream: last value of its sequence}`` for the sequences that can be read."""
     sequences = {stream.name: stream.sequence for stream in declared if not stream.in_memory}
     cursor.execute(
         _WITH_GIVEN_OUT,
@@ -94,7 +95,7 @@ def _read(
 
 
 def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str, At]) -> dict[str, StoredPosition]:
-    """Returns ``stored``, with positions above ``given_out`` reduced. Logs each of them once."""
+    """Returns ``stored`` with all positions above ``given_out`` lowered. Logs each wrong position once."""
     wrong = [writer for writer, at in stored.items() if at.position > given_out]
     if not wrong:
         return stored

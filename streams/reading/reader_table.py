@@ -1,6 +1,6 @@
-"""Writes the table of readers: the same rows for connections, followers and Spark queries (pure).
+"""Writes the table of readers, which has a row for each connection, follower and Spark query (pure).
 
-Each function is called with a cursor of any connection. Transactions are the caller's.
+Each function needs a database cursor of any connection. The caller begins and ends transactions.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import orjson
 
 __all__ = ["NAMED", "beat_reader", "close_reader", "forget_readers", "remove_reader", "store_readers"]
 
-#: Inserts readers, or updates the figures of known ones. A closed reader that comes back, or one of another process, counts as
-#: newly connected.
+#: Inserts readers, or updates the figures of known ones. A reader counts as newly connected if it was closed before, or if
+#: another process runs it now.
 _STORE = """
 INSERT INTO streams_reader AS known (key, name, kind, served_by, address, process_id, connected_at, heartbeat_at, positions,
     bytes_in, bytes_out, lines_in, lines_out, buffer_bytes, closed_at, close_reason,
@@ -41,12 +41,12 @@ RETURNING key, CASE WHEN closed_at IS NULL THEN disconnect_asked_by ELSE '' END
 """
 _BEAT = "UPDATE streams_reader SET heartbeat_at = clock_timestamp() WHERE key = %(key)s"
 _CLOSE = "UPDATE streams_reader SET closed_at = clock_timestamp(), close_reason = %(reason)s WHERE key = %(key)s"
-#: Number of closed readers that are kept at most. A client that keeps reconnecting leaves a row each time.
+#: Most closed readers that are kept. A client that keeps reconnecting leaves a row each time.
 CLOSED_READERS_KEPT = 1_000
-#: Prefix of a named reader's key. Such a reader has stored cursors, here or in the database that its handlers write.
+#: Prefix of a named reader's key. A named reader has stored cursors, here or in the database that its handlers write.
 NAMED = "reader "
-#: Deletes readers that ended or went silent long ago, and all but the last of those that ended. Named readers stay until an
-#: operator forgets them.
+#: Deletes readers that ended or fell silent long ago, and the oldest closed ones if there are too many. Named readers stay
+#: until an operator removes them.
 _FORGET = f"""
 DELETE FROM streams_reader WHERE left(key, {len(NAMED)}) <> '{NAMED}' AND (
     closed_at < now() - interval '1 hour' OR heartbeat_at < now() - interval '1 day'
@@ -58,13 +58,14 @@ _REMOVE = "DELETE FROM streams_reader WHERE key = %(key)s"
 def store_readers(
     cursor: Any, kind: str, process_id: int, rows: Sequence[Mapping[str, Any]], served_by: str = ""
 ) -> dict[str, str]:
-    """Inserts or updates readers of one kind and process, in one statement. A row with a ``close_reason`` closes its reader.
+    """Inserts or updates the rows of readers that have the same kind and process, in one statement.
 
-    Returns ``{key: requested by}`` for readers whose disconnection was requested.
+    Returns ``{key: operator}`` for the readers that an operator asked to disconnect.
 
-    A row has ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``, positive). It may have
-    the counters, ``connected_seconds``, ``close_reason`` and ``error`` (the error that ended the reader).
-    ``connected_seconds`` is a duration and not a time, because clocks of hosts differ.
+    Each of ``rows`` must have ``key``, ``name``, ``address`` and ``positions`` (``{stream: {writer: position}}``,
+    positive). It may also have the counters, ``connected_seconds``, ``close_reason``, and ``error``, which is the error
+    that ended the reader. A ``close_reason`` marks the reader as closed. ``connected_seconds`` is a duration and not a
+    time, because the clocks of hosts differ.
     """
     text = orjson.dumps(list(rows)).decode().replace("\\u0000", "\\ufffd")  # jsonb takes no NUL
     cursor.execute(_STORE, {"kind": kind, "served_by": served_by, "process_id": process_id, "rows": text})
@@ -82,9 +83,10 @@ def close_reader(cursor: Any, key: str, reason: str) -> None:
 
 
 def forget_readers(cursor: Any) -> None:
-    """Deletes readers that ended over an hour ago, or were silent for a day.
+    """Deletes readers that ended over an hour ago, or that were silent for a day.
 
-    Of the closed ones, also deletes all but the last ``CLOSED_READERS_KEPT``. Named readers stay.
+    If more than ``CLOSED_READERS_KEPT`` closed readers are left, also deletes those that were closed first. Named readers
+    stay.
     """
     cursor.execute(_FORGET, {"kept": CLOSED_READERS_KEPT})
 

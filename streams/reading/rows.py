@@ -1,7 +1,8 @@
-"""Reads streams from their tables: stored positions first, then rows at or below them.
+"""Reads streams from their tables: stored positions first, then rows at or below these positions.
 
-A position is stored only after the commit of every fact that it covers. So reading positions before rows is safe, and the
-other order is not. Every function gets a DB-API cursor (Django's or a direct one), and blocks.
+A position is stored only after the commit of every fact that it covers. So it is safe to read the positions before the
+rows. In the other order, a fact could be committed in between and be missed. Every function gets a DB-API cursor (of
+Django or of a direct connection), and blocks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class StoredPosition:
 
 
 def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[str, dict[str, StoredPosition]]:
-    """Returns ``{stream: {writer: position}}`` in one snapshot, of all streams or of those named."""
+    """Returns ``{stream: {writer: position}}`` from one snapshot, for ``streams`` or for all streams if that is None."""
     cursor.execute(STORED_POSITIONS, {"streams": None if streams is None else list(streams)})
     found: dict[str, dict[str, StoredPosition]] = {}
     for row in cursor.fetchall():
@@ -58,7 +59,7 @@ def stored_positions(cursor: Any, streams: Sequence[str] | None = None) -> dict[
 
 
 def writer_names(cursor: Any, stream: str) -> dict[int, str]:
-    """Returns ``{number: writer}``. In the text form of tokens, the numbers stand for the stream's writers."""
+    """Returns ``{number: name}`` of a stream's writers. In their text form, tokens contain these numbers."""
     cursor.execute(_WRITER_NAMES, [stream])
     return dict(cursor.fetchall())
 
@@ -66,14 +67,16 @@ def writer_names(cursor: Any, stream: str) -> dict[int, str]:
 def rows_between(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
-    """Returns rows with ``after < token <= upto`` of one writer (None: of all), and the position reached.
+    """Returns the rows with ``after < token <= upto``, and the position up to which it has read.
 
-    Rows ascend by token. There are about ``limit`` of them, because a fact is never split. The position reached is
-    ``upto`` if nothing is left. The caller must not ask beyond a position that it read before. Raises ``ResyncNeeded`` if
-    facts after ``after`` were trimmed.
+    If ``writer`` is given, returns only that writer's rows. Rows are in ascending order of token. About ``limit`` rows are
+    returned, because a fact is never split. If there are no more rows, the position is ``upto``. ``upto`` must not exceed
+    a position that the caller read from the database before this call. Raises ``ResyncNeeded`` if facts after ``after``
+    were trimmed.
     """
     found = existing_rows(cursor, declaration, writer, after, upto, limit)
-    # After the rows: a trim deletes facts and moves the mark in one transaction, so it cannot stay unnoticed.
+    # Checked after the rows were read. A trim deletes facts and moves the low-water mark in one transaction, so a trim before the
+    # reading is always noticed.
     check_not_trimmed(cursor, declaration.name, VectorToken(after), writer)
     return found
 
@@ -81,9 +84,9 @@ def rows_between(
 def existing_rows(
     cursor: Any, declaration: StreamDeclaration, writer: str | None, after: int, upto: int, limit: int
 ) -> tuple[list[FactRow], int]:
-    """Returns the same as `rows_between`, without the check for trimmed facts.
+    """Returns the same as ``rows_between``, but does not check whether facts were trimmed.
 
-    For callers that do not care about trimmed facts, or check themselves.
+    For callers to whom trimmed facts do not matter, or who check this themselves.
     """
 
     def fetch(table: FactTable, limit: int) -> list[tuple[Any, ...]]:

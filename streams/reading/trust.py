@@ -1,13 +1,15 @@
-"""Decides which notifications count, because every role that may connect can send NOTIFY, even one that may only read.
+"""Decides which notifications are trusted, because every role that may connect can send NOTIFY, even a read-only role.
 
-PostgreSQL names the sending session with each notification, and that cannot be forged. A position counts only if its
-session holds the writer's lock, as ``streams_instance`` says; only the site's roles may write that table. A line for
-followers counts only if the session's role may write the table of positions itself. Any other notification means at most
-"look at the table". All of these within ``LOOK_GAP_SECONDS`` cause one look.
+PostgreSQL reports the sending session with each notification, and this cannot be forged. A position is trusted only if
+its session holds the writer's lock. The table ``streams_instance`` says which session that is, and only the site's roles
+may write this table. Replication servers also send one another commands for their followers. Such a command is trusted
+only if the session's role may write the table of positions. Any other notification only causes a read of the table. All
+untrusted notifications within ``LOOK_GAP_SECONDS`` cause only one read.
 
-``OneTimeWords`` saves the query from a writer's second announcement on. Each announcement carries the digest of a word,
-and the next one of its stream carries the word. A listener that receives both knows that one process sent them. A word is
-worthless once it was received.
+A *word* is a one-time secret: a random text. From a writer's second announcement on, ``OneTimeWords`` saves the query that
+looks up the session. Each announcement contains the digest of the next word, and the next announcement on the stream
+contains that word. A listener that receives both knows that the same process sent them. A word is worthless once it was
+received.
 """
 
 from __future__ import annotations
@@ -34,21 +36,22 @@ __all__ = [
 ]
 
 log = get_logger(__name__)
-#: For so long an answer about a session that relays hints is believed.
+#: How long the result of a query about a session's role is used (``TrustedSessions``).
 FRESH_SECONDS = 2.0
-#: Smallest time between two looks at the table for unproved notifications. The first after a pause is made at once.
+#: Least time between two reads of the table that are caused by unproved notifications. The first read is made at once.
 LOOK_GAP_SECONDS = 0.02
-#: A role that may not read the holders of locks tries again after this. Until then every notification is a look at the table.
+#: If the database role may not read who holds locks, the query is tried again after this time. Until then no notification can be
+#: proved by a query.
 _DENIED_SECONDS = 60.0
 _WORD_BYTES = 16
-#: With more remembered answers than this, those about other sessions than the present ones are forgotten.
+#: If results for more sessions than this are stored, only the results for the sessions of the present call are kept.
 _MOST_SESSIONS = 1_000
 
 Cursor = Callable[[], AbstractContextManager[Any]]
 
-#: Part of a statement: living sessions ``a`` of roles that may move positions by themselves. A session is looked up after its
-#: notification was received. Otherwise: a writer is killed, a reader's session gets its number, and the reader's notification
-#: counts as the writer's. With this condition the new session must also be of a role that may write.
+#: SQL condition on a living session ``a``: its role may write the table of positions. Sessions are looked up after their
+#: notification was received. Without the condition: a writer is killed, the session of a read-only role gets the same PID, and
+#: its notification is taken for one of the writer.
 _MAY_WRITE = """
 a.datid = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND has_table_privilege(a.usesysid, 'streams_streamposition', 'UPDATE')
@@ -57,20 +60,20 @@ _WRITERS = f"""
 SELECT i.name, a.pid FROM streams_instance i JOIN pg_stat_activity a ON a.pid = i.lock_backend_pid
 WHERE i.state <> 'retired' AND {_MAY_WRITE}
 """
-#: Session and role that hold an advisory lock, and whether the role may write. Parameter: the lock's key.
+#: The session that holds an advisory lock, its role, and whether this role may write positions. Parameter: the lock's key.
 _HOLDER = f"SELECT a.pid, a.usename, ({_MAY_WRITE}) {driver.LOCK_HOLDERS} LIMIT 1"
 _TRUSTED = f"SELECT a.pid FROM pg_stat_activity a WHERE a.pid = ANY(%(sessions)s::int[]) AND {_MAY_WRITE}"
 
 
 def stranger_with_lock(cursor: Any, key: int) -> str:
-    """Returns the session that holds an advisory lock, in words, if its role may not write positions. Empty otherwise."""
+    """Describes the session that holds an advisory lock, if its role may not write positions. Else returns an empty text."""
     cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
     return "" if row is None or row[2] else f"database session {row[0]} of role {row[1]}"
 
 
 class OneTimeWords:
-    """The words with which a writer proves its announcements; for one thread at a time."""
+    """The one-time secrets (*words*) with which a writer proves its announcements. For one thread at a time."""
 
     def __init__(self) -> None:
         self._next: dict[str, str] = {}
@@ -78,7 +81,8 @@ class OneTimeWords:
     def take(self, stream: str) -> str:
         """Returns ``WORD DIGEST`` for the stream's next announcement.
 
-        The digest of this word went with the announcement before. ``DIGEST`` is that of the word to come.
+        The stream's previous announcement contained the digest of ``WORD``. ``DIGEST`` is the digest of the word that the
+        announcement after this one will contain.
         """
         word = self._next.get(stream) or secrets.token_hex(_WORD_BYTES)
         self._next[stream] = secrets.token_hex(_WORD_BYTES)
@@ -86,16 +90,16 @@ class OneTimeWords:
 
 
 class ReceivedWords:
-    """The digests that were received, by session, writer and stream; for one thread at a time."""
+    """The digests of words that were received, by session, writer and stream. For one thread at a time."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[int, str, str], str] = {}
 
     def follow(self, said: tuple[int, str, str], words: str) -> bool:
-        """Returns true if the word proves the sender: its digest came with the sender's last notification.
+        """Returns true if the word proves the sender, because the sender's last notification contained its digest.
 
-        ``said`` is the claimed sender as (session, writer, stream), and ``words`` is ``WORD DIGEST``. If the word is
-        right, the new digest is stored.
+        ``said`` is the claimed sender as (session, writer, stream), and ``words`` is ``WORD DIGEST``. If the sender is
+        proved, the new digest is stored.
         """
         word, _, digest = words.partition(" ")
         if not digest or self._told.get(said) != _digest(word):
@@ -104,9 +108,9 @@ class ReceivedWords:
         return True
 
     def begin(self, said: tuple[int, str, str], words: str) -> None:
-        """Stores the digest in ``words``, of a sender that was proved by a query.
+        """Stores the digest in ``words`` after a query has proved the sender ``said``.
 
-        If there is no digest in ``words``, the stored one is removed.
+        If ``words`` contains no digest, the stored digest of this sender is removed.
         """
         if digest := words.partition(" ")[2]:
             self._told[said] = digest
@@ -114,7 +118,10 @@ class ReceivedWords:
             self._told.pop(said, None)
 
     def keep(self, speaks_for: Callable[[int, str], bool]) -> None:
-        """Removes the digests of sessions that no longer hold their writer's lock, as ``speaks_for(session, writer)`` returns."""
+        """Keeps only the digests of sessions that still hold their writer's lock.
+
+        ``speaks_for(session, writer)`` returns whether a session does.
+        """
         self._told = {said: digest for said, digest in self._told.items() if speaks_for(*said[:2])}
 
 
@@ -123,7 +130,7 @@ def _digest(word: str) -> str:
 
 
 class WriterSessions:
-    """The sessions that held writers' locks when they were last looked up; for one thread at a time."""
+    """The sessions that held writers' locks at the last query. For one thread at a time."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, int] = {}
@@ -131,19 +138,20 @@ class WriterSessions:
         self._denied_until = -math.inf
 
     def speaks_for(self, session: int, writer: str) -> bool:
-        """Returns true if that session held the writer's lock."""
+        """Returns true if that session held this writer's lock at the last query."""
         return self._sessions.get(writer) == session
 
     def is_writers(self, session: int) -> bool:
-        """Returns true if that session held the lock of some writer."""
+        """Returns true if that session held the lock of any writer at the last query."""
         return session in self._writers
 
     def look(self, cursor: Cursor) -> None:
-        """Reads the sessions from the database. Raises the driver's errors if the connection is gone.
+        """Reads from the database which sessions hold writers' locks. Raises the driver's errors if the connection is gone.
 
-        After any other database error nothing is known for ``_DENIED_SECONDS``; a role may lack the permission to read this.
+        After any other database error no session is known for ``_DENIED_SECONDS``. Such an error occurs, for instance, if
+        the role lacks a permission.
         """
-        self._believe({})  # after an error nothing is known
+        self._believe({})  # after an error no session is known
         now = time.monotonic()
         if now < self._denied_until:
             return
@@ -162,13 +170,13 @@ class WriterSessions:
 
 
 class TrustedSessions:
-    """The sessions of roles that may write positions, remembered for ``FRESH_SECONDS``; for one thread at a time."""
+    """The sessions whose roles may write positions, cached for ``FRESH_SECONDS``. For one thread at a time."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, bool]] = {}
 
     def of(self, sessions: Collection[int], cursor: Cursor) -> set[int]:
-        """Returns those of the sessions whose roles may write positions. Raises ``DatabaseError``."""
+        """Returns those of ``sessions`` whose roles may write positions. Raises ``DatabaseError``."""
         now = time.monotonic()
         unknown = {one for one in sessions if self._known.get(one, (-math.inf, False))[0] + FRESH_SECONDS < now}
         if unknown:

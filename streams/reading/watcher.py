@@ -1,12 +1,12 @@
 """Receives the positions of a database once for a whole process, and has each part of the process apply them in order.
 
-There is one *watcher* for each process and database alias, from the first subscriber to the last. It has a thread that
-listens, and a connection on which rows are read. It knows the positions, the epoch and the generations. Subscribers are
-the cached values, the notifier, and callers that wait.
+Each process has one *watcher* for each database alias, as long as there are subscribers. The watcher has a thread that
+listens for notifications, and a connection on which rows are read. It knows the positions, the epoch and the generations.
+Its subscribers are the cache feed, the notifier, and the callers that wait for positions.
 
-A position must not show in this process before each subscriber has applied it. So a batch of notifications has two phases:
-``before`` of all subscribers, then ``shown`` of all. Code that has a position from elsewhere calls ``before_shown``: the
-control loop, followers, and everything that reads the table of positions.
+No code of this process may see a position before each subscriber has applied it. So each batch of notifications has two
+phases: first ``before`` of all subscribers is called, then ``shown`` of all. The control loop, followers, and all code that
+reads the table of positions get positions in another way. They call ``before_shown`` before they show or use them.
 
 After a lost connection or an error, subscribers are called with all positions of the table. A forked child has no watcher.
 """
@@ -46,7 +46,7 @@ Found = Mapping[str, Mapping[str, StoredPosition]]
 
 
 class NotifiedPosition(NamedTuple):
-    """A position as a notification gives it, which has no generation."""
+    """A position from a notification, which contains no generation."""
 
     position: int
     generation: None = None
@@ -57,18 +57,21 @@ Positions = Mapping[str, Mapping[str, StoredPosition | NotifiedPosition]]
 
 
 class Rank(IntEnum):
-    """The order in which subscribers are called. One that shows positions or wakes callers comes after the caches."""
+    """The order in which subscribers are called. Subscribers that show positions or wake callers come after the caches."""
 
     CACHES, NOTIFIER, WAITERS = range(3)
 
 
 class Subscriber:
-    """A part of this process that follows the positions of one database. All methods are called by the watcher."""
+    """A part of this process that follows the positions of one database.
+
+    The watcher calls its methods, except ``prepare`` and ``stop``.
+    """
 
     rank: ClassVar[Rank]
     watcher: PositionWatcher
     is_hearing = False
-    """True while everything received was applied."""
+    """True while the subscriber has applied everything that was received, and nothing can have been lost."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -76,32 +79,38 @@ class Subscriber:
         self.begun = threading.Event()
 
     def prepare(self) -> None:
-        """Does slow work before the first call of ``before``, in the caller's thread. May raise."""
+        """Does slow work before the first call of ``before``. Runs in the thread that needs the subscriber first. May raise."""
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
-        """Applies the facts up to these positions, before any of them shows in this process.
+        """Applies the facts up to these positions, before any code of this process sees one of the positions.
 
-        ``everything``: these are the positions of all streams, the first ones or those after an error. Called by one thread
-        at a time. May raise: the subscriber is then ``lost``, and called again soon.
+        If ``everything`` is true, ``found`` has the positions of all streams. That is so at the start and after an error.
+        Only one thread at a time calls this. If this method raises, ``lost`` is called, and soon this method again.
         """
 
     def shown(self, found: Found) -> None:
-        """Shows the positions. All subscribers have applied them."""
+        """Shows the positions to the code that uses the subscriber. All subscribers have applied them by now."""
 
     def own_moved(self) -> None:
-        """Reacts to facts of this process that became complete, in the thread that learned it. Must be quick."""
+        """Reacts to facts of this process that became complete. Runs in the thread that found this out. Must be quick."""
 
     def nudged(self) -> None:
-        """Reacts to ``PositionWatcher.nudge``, in the watcher's thread."""
+        """Reacts to a call of ``PositionWatcher.nudge``. Runs in the watcher's thread."""
 
     def lost(self, error: BaseException | None) -> None:
-        """Reacts to the loss of the connection, or to an error. Whatever is served from now on must not need notifications."""
+        """Reacts to an error, or to the loss of the connection (``error`` is None).
+
+        Until ``before`` is called with ``everything``, the subscriber must not rely on notifications.
+        """
 
     def restored(self) -> None:
-        """Discards positions and what was derived from facts: the database may give out IDs again that were applied."""
+        """Discards positions and everything derived from facts, because the database was restored.
+
+        The restored database may give out IDs again that were applied already.
+        """
 
     def stop(self) -> None:
-        """Ends the following. Not called by the watcher's thread."""
+        """Ends the subscription. Must not be called by the watcher's thread."""
         _unsubscribe(self)
 
 
@@ -122,30 +131,33 @@ class PositionWatcher(PositionListener):
     # --- subscribers ----------------------------------------------------------------------------------------------
 
     def add(self, subscriber: Subscriber) -> None:
-        """Adds a subscriber, which is called with all positions soon."""
+        """Adds a subscriber. The watcher soon calls it with all positions."""
         subscriber.watcher = self
         with self._applying:
             self._subscribers = tuple(sorted([*self._subscribers, subscriber], key=lambda one: one.rank))
             self.look_again()
 
     def remove(self, subscriber: Subscriber) -> bool:
-        """Removes a subscriber. It applies nothing after that. Returns true if there are others."""
+        """Removes a subscriber, which is not called after that. Returns true if other subscribers remain."""
         with self._applying:
             self._subscribers = tuple(one for one in self._subscribers if one is not subscriber)
             return bool(self._subscribers)
 
     def look_again(self) -> None:
-        """Has all subscribers called with all positions soon."""
+        """Requests that all subscribers are soon called with all positions of the table."""
         self._is_behind = True
         self.nudge()
 
     def known(self, stream: str) -> Mapping[str, StoredPosition]:
-        """Returns the known positions of a stream by writer. Subscribers of a lower rank have applied them."""
+        """Returns the known positions of a stream by writer.
+
+        If a subscriber calls this, all subscribers of lower rank have applied these positions.
+        """
         return self._known.known.get(stream, {})
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
-        """Yields a cursor for facts to apply. Nothing else is applied meanwhile."""
+        """Yields a cursor on which to read facts that are to be applied. No other thread applies facts meanwhile."""
         with self._applying, self._connection_for_rows.cursor() as cursor:
             yield cursor
 
@@ -158,16 +170,16 @@ class PositionWatcher(PositionListener):
     # --- positions that others are about to show ------------------------------------------------------------------
 
     def before_shown(self, found: Positions) -> None:
-        """Has everything up to these positions applied. Most are known, so they were applied before."""
+        """Has the subscribers apply everything up to these positions. Does nothing if the positions are known already."""
         if self._applies():
             with self._applying:
                 if behind := {stream for stream, stored in found.items() if not self._is_known(stream, stored)}:
                     self.catch_up(behind)
 
     def catch_up(self, streams: Collection[str] | None = None) -> None:
-        """Has everything applied that is stored of these streams (None: of all).
+        """Reads the stored positions of these streams (None: of all), and has the subscribers apply them.
 
-        Errors are not raised: the subscribers are ``lost``, and called again later.
+        Does not raise errors. After an error ``lost`` of the subscribers is called, and later ``before`` with all positions.
         """
         if self._applies():
             with self._applying:
@@ -176,7 +188,7 @@ class PositionWatcher(PositionListener):
                 self.nudge()
 
     def _applies(self) -> bool:
-        """Returns true if a subscriber keeps what positions make outdated."""
+        """Returns true if a subscriber holds data that new positions may make outdated."""
         return any(one.is_hearing and one.rank < Rank.WAITERS for one in self._subscribers)
 
     def _is_known(self, stream: str, stored: Mapping[str, StoredPosition | NotifiedPosition]) -> bool:
@@ -185,7 +197,7 @@ class PositionWatcher(PositionListener):
             here = known.get(writer)
             if here is None or at.position > here.position:
                 return False
-            if may_begin_anew and at.generation != here.generation:  # 5 may be the last generation's or the next one's
+            if may_begin_anew and at.generation != here.generation:  # the same number may be of another generation
                 return False
         return True
 
@@ -197,7 +209,10 @@ class PositionWatcher(PositionListener):
     # --- what is received -----------------------------------------------------------------------------------------
 
     def heard(self, notifications: Sequence[PositionNotification]) -> None:
-        """Applies and shows what these notifications announce. An empty list means: everything in the table."""
+        """Has the subscribers apply and show the positions in these notifications.
+
+        If the list is empty, has them apply and show all positions of the table.
+        """
         with self._applying:
             everything = self._is_behind or not notifications
             found, error = self._apply(
@@ -220,7 +235,7 @@ class PositionWatcher(PositionListener):
         self._lose(self._subscribers, None)
 
     def nudged(self) -> None:
-        """Reacts to ``nudge``, in the listener's thread."""
+        """Reacts to a call of ``nudge``. Runs in the listener's thread."""
         if self._is_behind:
             self.heard([])
         for one in self._subscribers:
@@ -229,7 +244,10 @@ class PositionWatcher(PositionListener):
     # --- apply, with ``_applying`` held ---------------------------------------------------------------------------
 
     def _apply(self, find: Callable[[Any], Found], *, everything: bool = False) -> tuple[Found, Exception | None]:
-        """Has all subscribers apply the positions that ``find`` returns. Returns these, and the error of one that failed."""
+        """Has all subscribers apply the positions that ``find`` returns.
+
+        Returns these positions, and the error of ``find`` or of a subscriber that failed, or None.
+        """
         try:
             with self.cursor() as cursor:
                 found = find(cursor)
@@ -237,11 +255,11 @@ class PositionWatcher(PositionListener):
             self._lose(self._subscribers, error)
             return {}, error
         if everything:
-            self._is_behind = False  # before the calls: each may ask for another look
+            self._is_behind = False  # before the calls, because each subscriber may request another read of everything
         failed: Exception | None = None
         for one in self._subscribers:
             try:
-                with self.cursor() as cursor:  # of its own, so that an error of one does not concern the others
+                with self.cursor() as cursor:  # one for each, so that an error of one does not affect the others
                     one.before(cursor, found, everything=everything)
             except Exception as error:  # noqa: BLE001 - the caller decides
                 self._lose([one], error)
@@ -259,7 +277,7 @@ class PositionWatcher(PositionListener):
             one.lost(error)
 
     def _look_at_everything(self, cursor: Any) -> Found:
-        """Reads all positions, and the epoch: the database may have been restored while the connection was lost."""
+        """Reads all positions, and the epoch, because the database may have been restored while the connection was lost."""
         found = epochs.readable_epoch(cursor)
         if epochs.epoch_changed(self._epoch, found):
             self._known.forget()
@@ -274,7 +292,7 @@ class PositionWatcher(PositionListener):
 
     def _take_over(self, cursor: Any, notifications: Sequence[PositionNotification]) -> Found:
         streams = {notification.stream for notification in notifications}
-        # Another thread has read 7 from the table, and only now comes the notification of 6: it says nothing new.
+        # A notification of 6 may arrive after another thread has read 7 from the table. It says nothing new.
         news = [notification for notification in notifications if not self._is_below(notification)]
         if unclear := self._known.hear(news, streams):
             self._look(cursor, unclear)
@@ -283,12 +301,12 @@ class PositionWatcher(PositionListener):
     def _look(self, cursor: Any, streams: Collection[str] | None) -> Found:
         found = possible_positions(cursor, None if streams is None else sorted(streams), self._known.known)
         if any(self._is_below(at) for stored in found.values() for at in stored.values()):
-            self._restored()  # a restore in which the connection was not lost, or a repair
+            self._restored()  # the database was restored without a loss of the connection, or the stream was repaired
         self._known.looked(found, streams)
         return found
 
     def _is_below(self, at: PositionNotification | StoredPosition) -> bool:
-        """Returns true for a position below the known one, except of a stream that may begin again at 0."""
+        """Returns true if the position lies below the known one, on a stream that cannot restart at 0."""
         known = self.known(at.stream).get(at.writer)
         if known is None or at.position is None or _may_begin_anew(at.stream):
             return False
@@ -309,7 +327,7 @@ _kinds: list[Subscriptions[Any]] = []
 
 
 class Subscriptions(Generic[S]):
-    """The subscribers of one kind: one for each database alias, made when it is first needed."""
+    """The subscribers of one class: one for each database alias, made when it is first needed."""
 
     def __init__(self, make: Callable[[str], S]) -> None:
         self._make = make
@@ -317,13 +335,14 @@ class Subscriptions(Generic[S]):
         _kinds.append(self)
 
     def get(self, using: str | None = None) -> S | None:
-        """Returns the subscriber of that database, or None if none has begun."""
+        """Returns the subscriber of that database, or None if it was not started yet."""
         return self._found.get(using or stream_settings().database)
 
     def obtain(self, using: str | None = None) -> S:
-        """Returns the subscriber of that database. The first call starts it, and blocks until it has applied all positions.
+        """Returns the subscriber of that database.
 
-        Raises ``OperationalError`` if the database does not answer.
+        The first call starts the subscriber, and blocks until all positions are applied. Raises ``OperationalError`` if
+        the database does not answer.
         """
         alias = using or stream_settings().database
         if (found := self._found.get(alias)) is not None:
@@ -343,7 +362,7 @@ class Subscriptions(Generic[S]):
             return made
 
     def stop(self) -> None:
-        """Ends all of them. The next use starts new ones."""
+        """Ends all these subscribers. The next use starts new ones."""
         with self._guard:
             found = list(self._found.values())
             self._found.clear()
@@ -351,7 +370,10 @@ class Subscriptions(Generic[S]):
             one.stop()
 
     def forget(self) -> None:
-        """Begins without any, in a forked child: a thread of the parent may have held the lock during the fork."""
+        """Forgets all these subscribers in a forked child.
+
+        Also makes a new lock, because a thread of the parent may have held the old one during the fork.
+        """
         self._found: dict[str, S] = {}
         self._guard = threading.Lock()
 
@@ -376,24 +398,24 @@ def _unsubscribe(subscriber: Subscriber) -> None:
 
 
 def watcher_of(using: str | None = None) -> PositionWatcher | None:
-    """Returns the watcher of that database, or None if there is no subscriber."""
+    """Returns this process's watcher of that database, or None if there are no subscribers."""
     return _watchers.get(using or stream_settings().database)
 
 
 def before_shown(found: Positions, using: str | None = None) -> None:
-    """Has this process apply everything up to these positions, before the caller shows or uses them.
+    """Has all subscribers apply everything up to these positions, before the caller shows or uses the positions.
 
-    Called with positions that were received or read from their table. Runs no query if they were applied already, or if
-    there is no subscriber. May block.
+    For code that received positions or read them from the table itself. Runs no query if the positions were applied
+    already, or if there are no subscribers. May block.
     """
-    # Without this: A reads position 7 from the table and hands out fact 7. The watcher has not received the notification of 7
-    # yet. A cached value that fact 7 invalidates would still be served.
+    # Without this: A reads position 7 from the table and returns fact 7 to its caller. The watcher has not received the
+    # notification of 7 yet. A cached value that fact 7 invalidates would still be used.
     if (watcher := watcher_of(using)) is not None:
         watcher.before_shown(found)
 
 
 def _after_fork() -> None:
-    """Begins without watchers and subscribers in a child. The parent's threads and connections are left to the parent."""
+    """Forgets all watchers and subscribers in a forked child. Their threads and connections belong to the parent."""
     global _guard  # noqa: PLW0603
     _watchers.clear()
     _guard = threading.Lock()

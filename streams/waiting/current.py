@@ -1,13 +1,14 @@
-"""Returns the current position of a stream, as a range with two ends.
+"""Returns the current position of a stream: its minimum and its maximum.
 
-"Now" has a range of right answers, and both ends have a use:
+Both are correct answers to the question where a stream is now:
 
-* The **minimum view** is for waiting, and for jobs that must see every fact once. Over all writers it is the *linear
-  position*. For one writer it is the last position that it reached by a fact of its own.
-* The **maximum view** is what is announced. A writer with nothing open may claim the highest ID that it has received from any
-  writer, because everything that it reserves later lies above. So an idle writer does not hold the linear position back.
+* The **minimum** is the position up to which facts are certainly complete. Use it to wait, and in jobs that must see every
+  fact once. The minimum over all writers is the *linear position*. The minimum of one writer is the ID of its last fact.
+* The **maximum** of a writer is the highest position that it may announce. A writer with nothing open may announce the
+  highest ID that it has received from any writer, because everything that it reserves later lies above. So an idle writer
+  does not hold the linear position back.
 
-It takes one query. A process that writes the stream knows its own part better than the table does, and adds it.
+One query reads both. A process that writes the stream adds its own facts, which may not be announced yet.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ __all__ = ["Current", "current"]
 
 @dataclass(frozen=True, slots=True)
 class Current:
-    """The current position of a stream, at both ends. Positions are positive, also on a backward stream.
+    """The current position of a stream, with its minimum and maximum. Positions are positive, also on a backward stream.
 
     For every writer, ``linear <= maximum(writer)`` and ``minimum(writer) <= maximum(writer)``.
     """
 
     stream: str
     linear: int
-    """The minimum view over all writers: every fact of any writer up to here is complete. Wait for this."""
+    """The minimum over all writers: every fact of every writer up to here is complete."""
     maxima: Mapping[str, int] = field(default_factory=dict)
     minima: Mapping[str, int] = field(default_factory=dict)
 
     def maximum(self, writer: str) -> int:
-        """Returns the maximum view of a writer: the position that it may claim. For an unknown writer, the linear position."""
+        """Returns the highest position that a writer may announce. For an unknown writer, returns the linear position."""
         return max(self.maxima.get(writer, 0), self.linear)
 
     def minimum(self, writer: str) -> int:
-        """Returns the minimum view of a writer: the last position that it reached by a fact of its own. 0 if there is none."""
+        """Returns the ID of the last fact that a writer is known to have committed. Returns 0 if none is known."""
         return self.minima.get(writer, 0)
 
     def token(self) -> VectorToken:
-        """Returns the vector position: the linear position, and an entry for each writer that is ahead of it."""
+        """Returns the position as a token: the linear position, and an entry for each writer that is ahead of it."""
         return VectorToken.of(self.linear, self.maxima)
 
 

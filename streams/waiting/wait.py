@@ -1,12 +1,13 @@
 """Waits until this process sees a position: ``Stream.wait_for`` and, for async code, ``Stream.await_for``.
 
-A write in another process returns a token ("done, at 815"). A caller that reads here with that token must first wait
-until this process has come as far. Waiting callers are woken by notifications, never by polling. A process that writes
-the stream itself is woken by its own commits at once. Positions are announced after commits, so facts up to the awaited
-position are visible to every query that begins afterwards.
+A write in another process returns a token (such as 815). A caller that reads here and must see that write first waits until
+this process has seen the token. Notifications wake the callers that wait, so there is no polling. In a process that
+writes the stream itself, its own commits wake them at once. Positions are announced after commits, so facts up to the
+awaited position are visible to every query that begins after the wait.
 
-There is one view for each process and database alias, begun at the first wait and kept. The process's watcher gives it
-positions (``streams.reading.watcher``). It follows streams by the rules of a reader (``streams.core.tracker``).
+Each process has one ``_PositionView`` for each database alias, from the first wait on. The process's watcher passes
+positions to this view (``streams.reading.watcher``). Like a reader, the view has a tracker for each stream
+(``streams.core.tracker``).
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_SECONDS", "Token", "await_for", "forget_views", "timed_out", "wait_for", "waiting"]
 
-#: A position, a vector, or a token in text form, perhaps with its epoch.
+#: A position, a vector token, or a token in text form, with or without its epoch.
 Token = int | VectorToken | str
 DEFAULT_SECONDS = 5.0
 
-#: Stream name -> waits that timed out in this process, for metrics.
+#: Stream name -> number of waits that timed out in this process, for metrics.
 timed_out: Counter[str] = Counter()
 
 
@@ -50,13 +51,13 @@ def wait_for(
     """Blocks until this process sees everything that the token covers. Returns the stream's vector position at that time.
 
     Raises ``WaitTimedOut`` (also a ``TimeoutError``), ``TokenError`` or ``EpochChanged``. Must not be called within the
-    transaction that appends the awaited facts: they are complete only when it has ended.
+    transaction that appends the awaited facts, because they are complete only when this transaction has ended.
     """
     wanted = _read(stream, token, using)
     view = _views.obtain(using)
     event = threading.Event()
     waiter = view.wait(stream.name, wanted, event)
-    # ``is_there``: the waiter may have been woken after the timeout and before its removal.
+    # ``is_there`` checks once more: the waiter may have been woken after the timeout and before its removal.
     if waiter is None or event.wait(max(0.0, timeout_seconds)) or view.is_there(waiter):
         return view.seen(stream.name).token()
     raise view.too_late(waiter, timeout_seconds)
@@ -65,7 +66,7 @@ def wait_for(
 async def await_for(
     stream: BoundStream, token: Token, timeout_seconds: float = DEFAULT_SECONDS, using: str | None = None
 ) -> VectorToken:
-    """Waits like ``wait_for``, in async code. It keeps no thread while it waits, so thousands of callers may wait at once."""
+    """Waits as ``wait_for`` does, in async code. The wait occupies no thread, so thousands of callers may wait at once."""
     found = _views.get(using)
     if found is None or isinstance(token, str):
         view, wanted = await asyncio.to_thread(_view_and_token, stream, token, using)
@@ -89,7 +90,7 @@ async def await_for(
 
 
 def waiting(using: str | None = None) -> int:
-    """Returns the number of callers that wait in this process now, on one database."""
+    """Returns the number of callers in this process that now wait for positions of one database."""
     view = _views.get(using)
     return 0 if view is None else view.waiting()
 
@@ -122,7 +123,7 @@ def _read(stream: BoundStream, token: Token, using: str | None) -> VectorToken:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A stream as this process sees it: by notifications, and by its own tracker if it writes the stream."""
+    """A stream as this process sees it: by notifications, and by its writer's tracker if it writes the stream."""
 
     heard: PositionTracker
     own: PositionTracker | None
@@ -137,13 +138,13 @@ class _Seen:
         return max(at, self.own.own_maximum) if self.own is not None and writer == self.own_name else at
 
     def token(self) -> VectorToken:
-        """Returns the vector position."""
+        """Returns the position as a token: the linear position, and an entry for each writer that is ahead of it."""
         names = {*self.heard.raw_positions, *([self.own_name] if self.own is not None else [])}
         return VectorToken.of(self.linear, {writer: self.position_of(writer) for writer in names})
 
 
 class _PositionView(Subscriber):
-    """The positions that one process sees on one database, and the callers that wait for more.
+    """The positions of one database that this process sees, and the callers that wait for higher positions.
 
     After ``stop``, callers that still wait are not woken any more, and time out.
     """
@@ -160,26 +161,26 @@ class _PositionView(Subscriber):
     # --- waiters --------------------------------------------------------------------------------------------------
 
     def wait(self, stream: str, token: VectorToken, wake: Any) -> TokenWaiter | None:
-        """Adds a waiter for the token. Returns None if the token is covered already."""
+        """Adds a waiter for the token. Returns None if this process already sees everything that the token covers."""
         with self._lock:
             waiter = TokenWaiter(stream, token, wake)
             return waiter if self._waiters.add(waiter) else None
 
     def _next_place(self, waiter: TokenWaiter) -> tuple[tuple[str, str | None], int] | None:
-        """Returns the next position that the waiter needs, as ``((stream, writer), position)``, or None if it needs no more.
+        """Returns the next position for which the waiter must wait, as ``((stream, writer), position)``.
 
-        The writer is None for the linear position.
+        The writer is None for the linear position. Returns None if the waiter need not wait any more.
         """
         found = missing(self._seen(waiter.stream), waiter.token)
         return None if found is None else ((waiter.stream, found[0]), found[1])
 
     def is_there(self, waiter: TokenWaiter) -> bool:
-        """Removes the waiter at the end of its time. Returns true if the token is covered after all."""
+        """Removes the waiter after its timeout. Returns true if the awaited positions have been reached after all."""
         with self._lock:
             return not self._waiters.leave(waiter) or self._next_place(waiter) is None
 
     def give_up(self, waiter: TokenWaiter) -> None:
-        """Removes the waiter: its caller was cancelled."""
+        """Removes the waiter, because its caller was cancelled."""
         with self._lock:
             self._waiters.leave(waiter)
 
@@ -189,12 +190,15 @@ class _PositionView(Subscriber):
             return len(self._waiters)
 
     def seen(self, stream: str) -> _Seen:
-        """Returns the stream as it is seen now."""
+        """Returns the stream as this process sees it now."""
         with self._lock:
             return self._seen(stream)
 
     def too_late(self, waiter: TokenWaiter, seconds: float) -> WaitTimedOut:
-        """Counts a timeout. Returns its error, which names the stream, the writer, and the wanted and the seen position."""
+        """Counts a timeout and returns the error to raise.
+
+        The error names the stream, the writer that is behind, the wanted position and the position that was seen.
+        """
         timed_out[waiter.stream] += 1
         seen, token = self.seen(waiter.stream), waiter.token
         if seen.linear < token.base:
@@ -223,7 +227,7 @@ class _PositionView(Subscriber):
     # --- positions ------------------------------------------------------------------------------------------------
 
     def own_moved(self) -> None:
-        """Wakes waiters after this process completed facts of its own."""
+        """Wakes the callers whose positions this process has reached by completing facts of its own."""
         self._wake()
 
     def restored(self) -> None:
@@ -233,7 +237,7 @@ class _PositionView(Subscriber):
             self._generations.clear()
 
     def shown(self, found: Found) -> None:
-        """Takes over positions, and wakes the callers that waited for them."""
+        """Stores the positions, and wakes the callers that waited for them."""
         with self._lock:
             for name, stored in found.items():
                 active, retired = active_and_retired(stored)
@@ -259,5 +263,5 @@ _views = Subscriptions(_PositionView)
 
 
 def forget_views() -> None:
-    """Stops listening. For tests, which empty the tables between runs."""
+    """Ends the view of each database. For tests, which empty the tables between runs."""
     _views.stop()

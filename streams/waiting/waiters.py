@@ -1,9 +1,12 @@
-"""Callers that wait for a position or for news (pure). A move looks only at the waiters that it concerns, so many are cheap.
+"""Keeps callers that wait for a position or for another event (pure).
 
-``Waiters`` takes an *index function*. It maps a waiter to what it waits for next: a key, and the number that the key must
-reach. A waiter for a token waits for its base (the linear position), then for each writer's entry in turn.
+When a position moves, only the waiters that wait for this position are examined, so many waiters cost little.
 
-Assumes one thread at a time: the caller holds a lock.
+``Waiters`` gets an *index function*. This function maps a waiter to a key and a number: the waiter next waits until the
+value of the key reaches the number. For example, a waiter for a token first waits for the linear position to reach the
+token's base, and then for each writer's position to reach its entry.
+
+Assumes that the caller holds a lock, so that only one thread at a time uses the waiters.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Waiters(Generic[W, Key]):
-    """A collection of waiters by key and number. Each waiter is in one heap at a time.
+    """A collection of waiters by key and number. For each key there is a heap of waiters, ordered by number.
 
-    A waiter that left stays in its heap until many have left. Then all of those are removed at once.
+    A waiter that leaves stays in its heap until many have left. Then all of these are removed at once.
     """
 
     def __init__(self, index: Callable[[W], tuple[Key, int] | None]) -> None:
@@ -44,11 +47,14 @@ class Waiters(Generic[W, Key]):
 
     @property
     def keys(self) -> list[Key]:
-        """The keys that are waited for."""
+        """The keys for which there are waiters."""
         return list(self._heaps)
 
     def add(self, waiter: W) -> bool:
-        """Adds a waiter for what it waits for next. Returns false, and does not add it, if that is nothing."""
+        """Adds a waiter under the key that the index function returns.
+
+        Returns false, and adds nothing, if the function returns None: the waiter need not wait any more.
+        """
         place = self._index(waiter)
         if place is None:
             return False
@@ -68,9 +74,9 @@ class Waiters(Generic[W, Key]):
         return True
 
     def take(self, key: Key, upto: int = 0) -> list[W]:
-        """Removes and returns the waiters that wait for ``key`` to reach ``upto`` or less.
+        """Removes and returns the waiters that wait for ``key`` to reach a number of at most ``upto``.
 
-        The caller may add them again, for what they wait for next.
+        The caller may add them again, to wait for the next key.
         """
         heap, taken = self._heaps.get(key, []), []
         while heap and heap[0][0] <= upto:
@@ -108,7 +114,7 @@ class Seen(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TokenWaiter:
-    """A caller that waits for a token of a stream. ``wake`` is the event or future that wakes the caller."""
+    """A caller that waits for a token of a stream. Setting the event or resolving the future ``wake`` wakes the caller."""
 
     stream: str
     token: VectorToken
@@ -116,9 +122,9 @@ class TokenWaiter:
 
 
 def missing(seen: Seen, token: VectorToken) -> tuple[str | None, int] | None:
-    """Returns the first position that the token covers and that is not seen, as ``(writer, position)``, or None if all are.
+    """Returns the first position of the token that the process does not see yet, as ``(writer, position)``.
 
-    The writer is None for the linear position.
+    The writer is None for the linear position. Returns None if the process sees everything that the token covers.
     """
     if seen.linear < token.base:
         return None, token.base

@@ -1,4 +1,4 @@
-"""Wakes waiting callers: sets a ``threading.Event``, or resolves asyncio futures, all those of one loop in one call."""
+"""Wakes waiting callers: sets a ``threading.Event``, or resolves asyncio futures, with one call for each event loop."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def wake_all(waiters: Iterable[_Waiter]) -> None:
         else:
             by_loop.setdefault(waiter.wake.get_loop(), []).append(waiter.wake)
     for loop, futures in by_loop.items():
-        # A loop may be closed at any moment by its own thread. Nothing waits in it then. A check before the call would not
-        # help: the loop is open when A checks, B closes it, and A's call raises.
+        # The thread of a loop may close the loop at any moment. Then no caller waits in it any more. A check before the call
+        # would not help: the loop is open when A checks, B closes it, and A's call raises.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, futures)
 

@@ -1,1 +1,1 @@
-"""Appends facts: the writer of a process with its lease, reservations, side effects of an insert, and dead writers."""
+"""Appends facts: the writer of a process, its lease, reservations, effects of an insert, and retiring dead writers."""

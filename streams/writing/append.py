@@ -1,18 +1,19 @@
 """Appends facts in one round trip: append lock, lease check, IDs and rows go to the server in one message.
 
-The promises of ``streams.writing.reservation`` hold here too. The lock is a statement of its own, granted before the
-lease is read. The lease check is a condition of the very statement that takes IDs and inserts. An append under a lost
-lease therefore raises no error, which would break the caller's transaction. It inserts nothing and returns no row, and
-the slower way in steps (``Reservation``) finds out why.
+The guarantees of ``streams.writing.reservation`` hold here too. A first statement takes the append lock. A second
+statement takes IDs and inserts the rows, on condition that the lease is the current one. If the lease was lost, the second
+statement inserts nothing and returns no row. It raises no error, which would break the caller's transaction. The caller
+then uses a ``Reservation``, which is slower and raises the error that says why.
 
-* Inside the caller's transaction, the message also returns the transaction's number. From there it is like any reservation.
-* Outside, the message is a transaction of its own, committed when the answer arrives. Until then the IDs are not known, so
-  the fetch holds the position back. If no answer arrives, neither outcome nor IDs are known: that is a ``Doubt``, which the
-  control loop settles by evidence (``streams.writing.in_doubt``).
+* Inside the caller's transaction, the message also returns the transaction's number. After that the IDs are treated like
+  those of any reservation.
+* Without a transaction of the caller, the message is a transaction of its own, and is committed when the answer arrives.
+  Until then the IDs are unknown, so the open fetch holds the position back. If no answer arrives, neither the outcome nor
+  the IDs are known. Then a ``Doubt`` is left for the control loop, which finds out (``streams.writing.in_doubt``).
 
-Facts go in steps if they belong to several tables, if only some of them leave a column to its default, if they are more
-than ``MOST_FACTS``, if they have side effects, or if the transaction's snapshot is frozen (an isolation level above READ
-COMMITTED).
+A ``Reservation`` is also used in these cases: the facts belong to several tables, only some of them leave a column to its
+default, there are more than ``MOST_FACTS`` of them, they have side effects, or the transaction's isolation level is above
+READ COMMITTED.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["append_facts", "check_new_facts"]
 
-#: Most facts of one message. More go in steps, with several statements.
+#: Most facts of one message. More are appended with a ``Reservation``, by several statements.
 MOST_FACTS = 1_000
 
 _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
@@ -57,11 +58,11 @@ _LENGTHS = re.compile(r"\(\s*\d+(\s*,\s*\d+)*\s*\)")
 def append_facts(
     stream: BoundStream, facts: Sequence[Fact], using: str | None, beside: Sequence[driver.Statement] = ()
 ) -> list[int]:
-    """Appends facts of one row each and returns their IDs, positive and ascending, in the order of the facts.
+    """Appends facts that have one row each. Returns their IDs, positive and ascending, in the order of the facts.
 
     Uses the caller's transaction if one is open, else a transaction of its own. Sets ID and writer on the facts.
-    ``beside`` are statements that go first in the same message and whose results are discarded. A caller that gives them
-    must have a transaction open. Raises ``BadCount`` or ``ForeignFact`` before anything is sent.
+    ``beside`` are statements to execute first, in the same message. Their results are discarded, and the caller must have
+    a transaction open. Raises ``BadCount`` or ``ForeignFact`` before anything is sent.
     """
     check_new_facts(stream, facts)
     alias = using or stream_settings().database
@@ -84,9 +85,10 @@ def append_facts(
 
 
 def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
-    """Raises ``BadCount`` for no facts or too many.
+    """Raises an error unless these objects can be appended to the stream.
 
-    Raises ``ForeignFact`` for an object that is not a fact of this stream, that has an ID already, or that is given twice.
+    Raises ``BadCount`` if there are no facts or too many. Raises ``ForeignFact`` for an object that is not a fact of this
+    stream, that already has an ID, or that is given twice.
     """
     if not 1 <= len(facts) <= LARGEST_COUNT:
         raise BadCount(
@@ -114,7 +116,7 @@ def check_new_facts(stream: BoundStream, facts: Sequence[Fact]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """The facts as one message: the parts of the INSERT statement that depend on them, and the values in order."""
+    """The facts to insert by one statement: their model, the columns that are set, and all values in order."""
 
     model: type[Model]
     columns: tuple[int, ...]
@@ -124,10 +126,10 @@ class _Message:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column that holds content of the fact.
+    """A column that holds content of the fact, that is, neither its ID nor its writer.
 
-    ``place`` is its placeholder in the statement, with a cast: the values of a VALUES list or a SELECT have no type from
-    the table.
+    ``place`` is the column's placeholder in the statement. It has a cast, because PostgreSQL does not infer the types of
+    a VALUES list or a SELECT from the table.
     """
 
     attribute: str
@@ -148,9 +150,10 @@ def _content(model: type[Fact]) -> tuple[_Column, ...]:
 
 
 def _type(field: Field[Any, Any]) -> str:
-    """Returns the column's type without its length.
+    """Returns the column's type in PostgreSQL without its length.
 
-    A cast to ``varchar(5)`` would cut a longer value silently, where the column itself refuses it.
+    A cast to ``varchar(5)`` would silently shorten a longer value. Without the length in the cast, the column raises an
+    error.
     """
     declared = field.db_type(connections[stream_settings().database]) or "text"
     bare = _LENGTHS.sub("", declared)
@@ -158,7 +161,7 @@ def _type(field: Field[Any, Any]) -> str:
 
 
 def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message | None:
-    """Returns the message that inserts the facts, or None if they do not fit into one statement."""
+    """Returns the message that inserts the facts, or None if one statement cannot insert them all."""
     model = type(facts[0])
     if len(facts) > MOST_FACTS:
         return None
@@ -180,9 +183,11 @@ def _message(facts: Sequence[Fact], connection: BaseDatabaseWrapper) -> _Message
     return _Message(model, given or (), len(facts), values)
 
 
-#: A statement of its own, so that the next one has a snapshot of after the grant (``_RESERVE`` in ``reservation`` says why).
+#: Takes the append lock. A statement of its own, so that the next statement has a snapshot that began after the lock was
+#: granted (``_RESERVE`` in ``reservation`` says why).
 _LOCK = "SELECT pg_advisory_xact_lock_shared(%s::bigint)"
-#: No row, so no ID and no insert, if the lease is not the current one or the snapshot is frozen.
+#: Yields no row if the lease is not the current one, or if the transaction keeps one snapshot. Then no ID is taken and
+#: nothing is inserted.
 _HELD = (
     "FROM streams_instance AS held WHERE held.name = %s AND held.lease = %s"
     " AND current_setting('transaction_isolation') = 'read committed'"
@@ -191,10 +196,10 @@ _HELD = (
 
 @cache
 def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count: int, *, alone: bool) -> str:
-    """Returns the statement that checks the lease, takes IDs and inserts.
+    """Returns the statement that checks the lease, takes IDs and inserts the rows.
 
-    Parameters, in order: the values, the writer's name, the lease and, with ``alone``, the lock key of the message. With
-    ``alone`` the statement is a transaction of its own, and returns no transaction number.
+    If ``alone`` is true, the statement is for a transaction of its own, and returns no transaction number. The parameters
+    are, in order: the values, the writer's name, the lease and, if ``alone`` is true, the lock key of the message.
     """
     content = [_content(model)[n] for n in columns]
     columns_by_attribute = {field.attname: field.column for field in fields_to_fill(model)}
@@ -209,7 +214,7 @@ def _sql(stream: BoundStream, model: type[Fact], columns: tuple[int, ...], count
     if count == 1:
         body = f"{insert}SELECT {minus}{nextval}, held.name{places} {held}"
     else:
-        # The n-th fact takes the n-th ID of an array. With nextval() in each row, the plan would decide which fact gets which.
+        # The n-th fact takes the n-th ID of an array. With nextval() in each row, the plan would decide which fact gets which ID.
         ids = f"ARRAY(SELECT {nextval} FROM generate_series(1, {count}))"
         rows = ", ".join(f"({n}{places})" for n in range(1, count + 1))
         given = "".join(f", given.c{n}" for n in range(len(content)))
@@ -238,7 +243,10 @@ class _Appending:
         self.tenure, self.tracker = self.writer.enter(stream)
 
     def run(self, message: _Message) -> list[int]:
-        """Returns the IDs, ascending. An empty list means that nothing was inserted, and that the way in steps finds out why."""
+        """Sends the message and returns the IDs, ascending.
+
+        Returns an empty list if nothing was inserted. Then the caller must use a ``Reservation``, which finds out why.
+        """
         if self.connection.in_atomic_block or not self.connection.get_autocommit():
             return self._in_callers_transaction(message)
         if self.connection.connection.get_transaction_status() != driver.IDLE:
@@ -253,9 +261,9 @@ class _Appending:
         return driver.send_together(self.connection, [*self.beside, lock, driver.Statement(sql, values, again)])
 
     def _in_callers_transaction(self, message: _Message) -> list[int]:
-        """Sends the message inside the caller's transaction and records its IDs as pending until that transaction ends.
+        """Sends the message inside the caller's transaction, and records its IDs as pending until the transaction ends.
 
-        The message commits nothing, so an error of the server leaves nothing behind.
+        After an error of the server no row remains, because the message itself commits nothing.
         """
         fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         ids: list[int] | None = None
@@ -264,7 +272,8 @@ class _Appending:
             rows = self._send(message)
             ids = sorted(row[0] for row in rows)
         finally:
-            # No answer and no error of the server: an interrupt. The caller may still commit rows whose IDs are unknown here.
+            # If there is neither an answer nor an error of the server, the call was interrupted, for example by a signal. The
+            # caller may still commit rows whose IDs are unknown here.
             if ids is None and self._may_commit():
                 self._end_with_transaction(fetch)
             else:
@@ -276,8 +285,8 @@ class _Appending:
             record.own(self.stream, self.tracker, ids)
             owned = True
         finally:
-            # The rows are inserted, so the transaction's end decides. Without a record that end would never be learned, so the
-            # connection is closed, which rolls the transaction back.
+            # The rows are inserted, so the end of the transaction decides what becomes of them. Without a record this process
+            # would never learn how the transaction ended. So the connection is closed, which rolls the transaction back.
             if not owned:
                 self.connection.close()
                 self.tracker.complete(ids, written=False)
@@ -288,15 +297,15 @@ class _Appending:
             self.writer.announce_soon()
 
     def _may_commit(self) -> bool:
-        """Returns true if the caller's transaction can still commit, that is, if no error of the server ended the message."""
+        """Returns true if the caller's transaction can still commit: its connection is open and no statement in it failed."""
         given = self.connection.connection
         return given is not None and not given.closed and given.get_transaction_status() in driver.OPEN
 
     def _end_with_transaction(self, fetch: Fetch) -> None:
         """Holds the position back until the caller's transaction ends.
 
-        Used when an interrupt hid the answer: rows may exist under IDs that this process does not know. If the
-        transaction's number cannot be read either, the connection is closed, which rolls it back.
+        For a call that was interrupted before the answer arrived: there may be rows under IDs that this process does not
+        know. If the transaction's number cannot be read, the connection is closed, which rolls the transaction back.
         """
         known = False
         try:
@@ -311,7 +320,7 @@ class _Appending:
                 self._end_fetch(fetch)
 
     def _alone(self, message: _Message) -> list[int]:
-        """Sends the message as a transaction of its own. If the answer is lost, leaves a ``Doubt`` to the control loop."""
+        """Sends the message as a transaction of its own. If the answer is lost, leaves a ``Doubt`` for the control loop."""
         key = next(self.writer.in_doubt.lock_keys)
         fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         ids: list[int] | None = None

@@ -1,10 +1,10 @@
 """The control loop: one thread on the control connection of a writing process.
 
-It receives the notifications of other writers, announces positions, asks about transactions whose end is unknown, and
-sends heartbeats. Other threads only leave work for it and wake it. Announcements are coalesced: all positions that rise
-while one is under way go out together in the next.
+The loop receives the notifications of other writers, announces positions, sends heartbeats, and asks the database how
+transactions ended whose end is unknown. Other threads only leave work for the loop and wake it. Announcements are
+coalesced: all positions that rise while one announcement is under way go out together in the next one.
 
-Assumes that the writer's lock is held for every use of the control connection.
+Assumes that the process holds its writer lock whenever the control connection is used.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ["ControlLoop"]
 
 log = get_logger(__name__)
 RETRY_SECONDS = 0.2
-#: Seconds of one attempt to leave, when the writer was asked to. The thread tries again.
+#: Time limit of one attempt to retire, after an operator asked the writer to leave. The thread tries again.
 LEAVE_SECONDS = 1.0
-#: Announcements follow each other no faster than this; the first after a pause goes out at once.
+#: Least time between two announcements. The first announcement after a pause goes out at once.
 ANNOUNCE_GAP_SECONDS = 0.005
 
 #: Stores positions and sends their notifications in one statement, so that a notification follows only a stored position. A
@@ -72,7 +72,7 @@ _QUEUE_FULL = "end the session that LISTENs and keeps a transaction open; the se
 
 
 class ControlLoop:
-    """The loop, and the work that other threads leave for it."""
+    """The control loop of one writer: its thread, and the methods by which other threads use it."""
 
     def __init__(self, writer: WriterProcess) -> None:
         self._writer = writer
@@ -92,7 +92,7 @@ class ControlLoop:
     # --- called by other threads ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Starts the thread if it does not run."""
+        """Starts the thread unless it was started already."""
         if self._thread is None:
             wake_up = self._wake_up = WakeUp()
             name = f"replsite-writer-{self._writer.name}"
@@ -100,7 +100,7 @@ class ControlLoop:
             self._thread.start()
 
     def wake(self) -> None:
-        """Makes the thread look for work now. Cheap, and safe to call from the garbage collector: takes no lock."""
+        """Makes the thread look for work now. This is cheap, and takes no lock, so the garbage collector may call it, too."""
         wake_up = self._wake_up
         if self._signalled or wake_up is None:
             return
@@ -108,7 +108,7 @@ class ControlLoop:
         wake_up.ring()
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Waits until nothing is pending and everything is announced.
+        """Waits until no ID is pending and every position is announced.
 
         Returns false if the time is up first, or if the thread has ended.
         """
@@ -137,9 +137,8 @@ class ControlLoop:
         try:
             self._turns(wake_up)
         finally:
-            self._wake_up = (
-                None  # the writer and this object refer to each other: only the garbage collector would close it
-            )
+            # The writer and this object refer to each other, so otherwise only the garbage collector would close the pipe.
+            self._wake_up = None
 
     def _turns(self, wake_up: WakeUp) -> None:
         while not self._stop.is_set():
@@ -166,7 +165,7 @@ class ControlLoop:
             self._find_heads(cursor, now)
             self._share_positions()
             self._announce(cursor, now)
-            if self._writer.control.notifies:  # our notification came back with the answer: no extra turn
+            if self._writer.control.notifies:  # our own notification may have come back with the answer: saves a turn
                 self._receive(cursor)
             if now >= self._beat_due:
                 self._beat_due = now + stream_settings().heartbeat_seconds
@@ -175,7 +174,10 @@ class ControlLoop:
             self._finish_drain()
 
     def _find_out(self, cursor: Any, now: float) -> None:
-        """Asks how transactions ended whose end is unknown. Fences the process when too many locks of lost messages are kept."""
+        """Asks the database how transactions ended whose end is unknown.
+
+        Fences the process if it keeps too many locks of lost messages.
+        """
         in_doubt = self._writer.in_doubt
         in_doubt.ask_outcomes(cursor, now)
         in_doubt.settle(cursor, self._writer.name, self._writer.trackers)
@@ -183,7 +185,7 @@ class ControlLoop:
             self._writer.fenced("many appends lost their connection; a new lease frees the locks that keep them out")
 
     def _finish_drain(self) -> None:
-        """Retires the writer if an operator asked for it and nothing is pending any more."""
+        """Retires the writer if an operator asked it to leave and nothing is pending any more."""
         if self._writer.drain_asked_by and self._is_drained() and self._writer.finish_drain(LEAVE_SECONDS):
             self._stop.set()
 
@@ -196,7 +198,7 @@ class ControlLoop:
         now = time.monotonic()
         due = [self._beat_due]
         if self._writer.control.notifies:
-            due.append(now)  # they came with the answer to another statement, so the socket stays silent
+            due.append(now)  # they came with the answer to another statement, so the socket does not become readable
         if (looks := self._judge.due_seconds) is not None:
             due.append(now + looks)
         due += self._writer.in_doubt.due(now)
@@ -211,14 +213,14 @@ class ControlLoop:
             return
         if wake_up in ready:
             self._take_signal(wake_up)
-        # Whatever comes within the gap is done together; the first piece of work after a pause waits for nothing.
+        # Work that arrives within the gap is done together. The first work after a pause is done at once.
         time.sleep(max(0.0, self._turn_due - time.monotonic()))
 
     def _take_signal(self, wake_up: WakeUp) -> None:
         wake_up.hush()
-        # After the read. A wake-up between the two writes nothing, and its work is done in this turn. The other way round: the
-        # flag is reset, B sets it and writes, and the read takes B's byte. The pipe is then empty with the flag set, and no
-        # later wake-up would write.
+        # The flag is reset only after the pipe was read. A wake-up between the two writes nothing, and its work is done in this
+        # turn. In the other order, the flag is reset, B sets it and writes a byte, and the read takes B's byte. The pipe would
+        # then be empty while the flag is set, and no later wake-up would write.
         self._signalled = False
 
     def _pause(self, seconds: float) -> None:
@@ -231,7 +233,7 @@ class ControlLoop:
         control.poll()
         heard = [(notify.pid, notify.payload) for notify in control.notifies]
         own = (control.get_backend_pid(), self._writer.name)
-        # With a new control connection or name, nothing counts that was proved or read under the old one.
+        # With a new control connection or name, everything that was verified or read under the old one is forgotten.
         if self._judge.own != own:
             self._judge, self._looked = NotificationFilter(own), {}
         notifications = self._judge.judge(heard, lambda: nullcontext(cursor))
@@ -239,7 +241,7 @@ class ControlLoop:
         try:
             self._take_over(cursor, heard, notifications, looks)
         except BaseException:
-            self._judge.queue_again(looks)  # the filter names a stream to read only once, so give it back
+            self._judge.queue_again(looks)  # the filter names each stream to read only once, so queue it again
             raise
         del control.notifies[: len(heard)]  # only now: after an error, the next turn applies all of them again
 
@@ -250,9 +252,12 @@ class ControlLoop:
         notifications: Sequence[PositionNotification],
         looks: Collection[str],
     ) -> None:
-        """Applies notifications to the trackers of this process, after reading the table for the streams in ``looks``."""
-        # The table first: what is read now covers everything that was received. B enters the stream at 5 and reserves 6, C
-        # announces 7. If 7 were applied before B is known, the linear position would pass 6.
+        """Applies notifications to the trackers of this process.
+
+        First reads the stored positions of the streams in ``looks``, and applies them too.
+        """
+        # The table is read first: what is read now covers everything that was received. Example: B enters the stream at 5 and
+        # reserves 6, and C announces 7. If 7 were applied before B is known, the linear position would pass 6.
         found = self._read_own_positions(cursor, looks)
         shown: dict[str, dict[str, StoredPosition | NotifiedPosition]] = {name: {**at} for name, at in found.items()}
         for notification in notifications:
@@ -281,7 +286,11 @@ class ControlLoop:
         self._writer.tenure.entering -= came  # only now: after an error, a repetition must find it unchanged
 
     def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:
-        """Applies one notification. ``came`` are the streams whose own entry notification has come back by now."""
+        """Applies one notification to the tracker of its stream.
+
+        ``came`` are the streams for which the notification of this process's own entry has come back by now. Until then
+        the notifications of a stream are not applied (``Tenure.entering``).
+        """
         for other in lookup.get(stream).sharing:
             if (sister := self._writer.trackers.get(other.name)) is not None:
                 sister.observe(position)
@@ -290,9 +299,10 @@ class ControlLoop:
             tracker.advance(writer, position)
 
     def _read_own_positions(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the stored positions of those streams that this process writes.
+        """Returns the stored positions of those of ``streams`` that this process writes.
 
-        If its own row on one of them is no longer active, it makes a heartbeat due at once, which reads whether to leave.
+        If the row of this writer on one of them is no longer active, an operator may have asked it to leave. Then a
+        heartbeat is made due at once, which reads whether that is so.
         """
         trackers = self._writer.trackers
         wanted = [stream for stream in streams if stream in trackers]
@@ -306,7 +316,10 @@ class ControlLoop:
         return found
 
     def _share_positions(self) -> None:
-        """Moves streams of one sequence along with each other: an ID that went to one of them is never used by another."""
+        """Raises the positions of streams that share a sequence together.
+
+        An ID that one of these streams has taken is never used by another, so it is complete for all of them.
+        """
         trackers = self._writer.trackers
         for stream in [lookup.get(name) for name in list(trackers)]:
             tracker = trackers[stream.name]
@@ -318,10 +331,10 @@ class ControlLoop:
     # --- announce -------------------------------------------------------------------------------------------------
 
     def _due(self, *, idle_too: bool) -> dict[str, tuple[int, int]]:
-        """Returns ``{stream: (position, last own write)}`` of the streams to announce.
+        """Returns ``{stream: (position, last own write)}`` for the streams whose position must be announced.
 
-        Without ``idle_too``, only those with a new fact of this process. The others follow other writers while idle, and
-        can wait for the announce interval.
+        If ``idle_too`` is false, returns only streams with a new fact of this process. On the other streams this writer
+        is idle and only follows other writers. Their announcements can wait for the announce interval.
         """
         due = {}
         for stream, tracker in list(self._writer.trackers.items()):
@@ -332,11 +345,17 @@ class ControlLoop:
         return due
 
     def _at_unknown_heads(self) -> list[tuple[str, PositionTracker]]:
-        """Returns the streams at rest whose sequence may be ahead: a failed append may have taken IDs that no process knows."""
+        """Returns the streams with nothing pending here whose sequence may be ahead of all known IDs.
+
+        On these streams a failed append may have taken IDs that no process knows.
+        """
         return [(name, tracker) for name, tracker in list(self._writer.trackers.items()) if tracker.has_lost_ids]
 
     def _find_heads(self, cursor: Any, now: float) -> None:
-        """Takes one ID and completes it unused. It lies above the lost IDs, so the position may move over those."""
+        """Takes one ID on each stream of ``_at_unknown_heads`` and completes the ID unused.
+
+        The position may then pass the lost IDs, which lie below this ID.
+        """
         for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
             fetch, ids = tracker.begin_fetch(), []
             try:
@@ -379,8 +398,9 @@ class ControlLoop:
     def _check_sequences(self, cursor: Any, due: Mapping[str, tuple[int, int]]) -> None:
         """Fences the process if its position on a stream lies above the stream's sequence.
 
-        Called if not all announcements were stored. Often the table has the position already. But a position whose ID was
-        never given out means that nothing the tracker says can be trusted, so the process starts again from the tables.
+        Called if not all announcements were stored. Most often the reason is harmless: the table already has the position.
+        But if the sequence never gave out the ID, the tracker cannot be trusted. Then the process starts again from the
+        tables, under a new lease.
         """
         for stream, (position, _) in due.items():
             given_out = lookup.get(stream).sequence_value(cursor)
@@ -390,6 +410,9 @@ class ControlLoop:
                 )
 
     def _may_be_forgotten(self, due: Mapping[str, tuple[int, int]]) -> bool:
-        """Returns true if a crash could make the server give out one of these IDs again: no commit wrote it to the disk."""
+        """Returns true if a crash of the server could make its sequence give out one of these IDs again.
+
+        That is so if no commit has written the ID to the disk, because its transaction was rolled back.
+        """
         trackers = self._writer.trackers
         return any(position <= trackers[stream].last_rolled_back for stream, (position, _) in due.items())

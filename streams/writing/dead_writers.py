@@ -1,11 +1,11 @@
-"""Resolves dead writers, by evidence and never by a timeout alone.
+"""Retires dead writers, by evidence and never by a timeout alone. This is called *resolving* a writer.
 
-A process locks its writer's name for life. Every transaction that appends as this writer holds the append lock, shared.
-If the first lock is free, the process is gone. If the second can then be had exclusively, no transaction of it is open,
-on any host. Its reserved IDs are then complete by proof: committed rows are in the tables, and no further row can appear
-under them.
+A process holds the writer lock on its name while it lives. Every transaction that appends as this writer holds the append
+lock in shared mode. If the writer lock is free, the process is gone. If the append lock can then be had in exclusive mode,
+none of its transactions is open, on any host. That proves that all IDs that the writer reserved are complete: committed
+rows are in the tables, and no further row can appear under these IDs.
 
-Silence (an old heartbeat) only decides *when to look*.
+An old heartbeat only decides *when* a writer is examined.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EVIDENCE = "writer lock free (process gone) and append lock free (no open transa
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The action, the evidence and the initiator (a process or an operator) that are stored in a trace row."""
+    """The content of a trace row: what was done to a writer, by what evidence, and by which process or operator."""
 
     action: str
     evidence: str
@@ -59,7 +59,7 @@ class Trace:
 
     @classmethod
     def drained(cls, asked_by: str) -> Trace:
-        """Returns the trace of a writer that left because it was asked to."""
+        """Returns the trace for a writer that ``asked_by`` asked to leave, and that has left."""
         return cls(
             "drained", "nothing reserved any more, lease ended and append lock free (no open transaction)", asked_by
         )
@@ -76,11 +76,11 @@ class Resolution:
 
 
 def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
-    """Looks at writers that were silent for three heartbeats, and retires those that are proven dead.
+    """Examines the writers that sent no heartbeat for three intervals, and retires those that are proven dead.
 
-    ``cursor`` belongs to a direct connection in autocommit mode, because its locks are session locks. A writer that calls
-    this on its own control connection gives its name as ``resolved_by`` and is left out: its own locks would be granted
-    to it.
+    ``cursor`` must belong to a direct connection in autocommit mode, because the locks are session locks. A writer that
+    passes its own control connection must pass its name as ``resolved_by``. It is then not examined itself: its session
+    would get its own locks and prove it dead.
     """
     cursor.execute(_SILENT, {"silent": 3 * stream_settings().heartbeat_seconds, "by": resolved_by})
     resolutions: list[Resolution] = []
@@ -90,13 +90,14 @@ def resolve_dead_writers(cursor: Any, resolved_by: str) -> list[Resolution]:
 
 
 def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
-    """Retires one writer if it is proven dead.
+    """Retires one writer if it is proven dead. Returns what was done, one entry for each stream.
 
-    An empty list means that its process lives, that a transaction of it is open, or that it has left all streams already.
+    Returns an empty list if the writer's process lives, if one of its transactions is open, or if it has already left all
+    its streams.
     """
-    # The writer lock first: while it is held here, no process can take the name and begin transactions. The append lock
-    # then shows that no earlier transaction is open. Neither waits: a lock that is not free means that the writer is not
-    # proven dead.
+    # The writer lock is taken first: while it is held here, no process can take the name and begin transactions. The append
+    # lock then shows that no earlier transaction is open. Neither call waits: if a lock is not free, the writer is not proven
+    # dead.
     keys = driver.writer_key(cursor, name), driver.append_key(cursor, name)
     held = []
     try:
@@ -113,8 +114,8 @@ def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]
 
 def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
     """Retires the writer on all streams. The caller holds both of its locks."""
-    # First a new lease, so that a process that lost its lock without knowing it gets no more IDs. Only then are the positions
-    # read from the tables: they cover every row that it will ever have committed.
+    # First the lease is raised, so that a process that does not know that it lost its lock gets no more IDs. Only then are the
+    # tables read: now they hold every row that this writer will ever have committed.
     cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])
     resolutions = retire_streams(cursor, name, trace=Trace("resolved", EVIDENCE, resolved_by))
     for done in resolutions:
@@ -128,10 +129,11 @@ def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
 def retire_streams(
     cursor: Any, name: str, streams: Sequence[str] | None = None, trace: Trace | None = None
 ) -> list[Resolution]:
-    """Retires a writer on those streams (all by default) in one transaction, and notifies readers.
+    """Retires a writer on these streams (by default all its streams) in one transaction, and notifies readers.
 
-    Must be called when its lease has ended and no transaction of it is open. Then every ID that it reserved is complete,
-    so its position may cover every committed row. With ``trace``, a trace row is stored for each stream.
+    The caller must know that the writer's lease has ended and that none of its transactions is open. Then every ID that
+    the writer reserved is complete, so its position may cover every committed row. If ``trace`` is given, a trace row is
+    stored for each stream.
     """
     done: list[Resolution] = []
     with driver.in_transaction(cursor):

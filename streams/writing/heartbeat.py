@@ -1,7 +1,8 @@
 """Stores the heartbeat of a writing process, with the pending facts of its streams, once every ``heartbeat_seconds``.
 
-The update names the lease. If another process has taken the name, no row changes, and this process learns that it is
-fenced. Only ages are sent, never times: this host's clock may be wrong, and all stored times are the database's.
+The update succeeds only under the current lease. If another process has taken the name, no row changes, and this process
+is fenced. Ages are sent to the database instead of times, because this host's clock may be wrong. All stored times are
+those of the database's clock.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["beat"]
 
-#: IDs that are being fetched for longer than this count as pending: the message that takes them is waiting for something.
+#: If a message that fetches IDs takes longer than this, its IDs count as pending. The message is probably waiting for a lock.
 SLOW_SECONDS = 1.0
 
 _BEAT = """
@@ -44,9 +45,10 @@ WHERE p.stream = given.stream AND p.instance_name = %(name)s
 
 
 def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> None:
-    """Stores the heartbeat and the pending facts. Begins to drain if the row asks for it.
+    """Stores the heartbeat and the pending facts.
 
-    Fences the process if its lease is not the current one.
+    Makes the writer drain if its row in the database says that an operator asked for it. Fences the process if its lease
+    is not the current one.
     """
     cursor.execute(_BEAT, {"name": writer.name, "lease": writer.lease})
     row = cursor.fetchone()
@@ -68,7 +70,7 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
     tracker = writer.trackers[stream]
     written, rolled_back = tracker.take_counts()
     count, first, since, transaction = _pending(tracker, stream, open_transactions)
-    # An ID is pending a moment before its transaction is recorded. ``since`` changes then, so the row is sent again.
+    # An ID is pending for a moment before its transaction is recorded. ``since`` then changes, so the row is sent again.
     shown = (first, count, since)
     if writer.shown_pending.get(stream) == shown and not written and not rolled_back:
         return None
@@ -87,14 +89,18 @@ def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTra
 def _pending(
     tracker: PositionTracker, stream: str, open_transactions: Sequence[OpenTransaction]
 ) -> tuple[int, int | None, float | None, int | None]:
-    """Returns the number of pending IDs, and of the oldest: its ID, since when, and its transaction's number, as far as known."""
+    """Describes the pending IDs of a stream by four values.
+
+    They are: the number of pending IDs, the oldest of these IDs, the time since which it is pending, and the number of its
+    transaction. The last three are None if they are not known, or if nothing is pending.
+    """
     pending = tracker.pending
     holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]
     oldest = min((h for h in holders if h[0] is not None), key=lambda holder: holder[0] or 0, default=None)
     first = pending[0] if pending else None
     since, transaction = (oldest[1].opened_at, oldest[1].number) if oldest and pending else (None, None)
     slow = tracker.fetches_begun_before(time.monotonic() - SLOW_SECONDS)
-    if slow:  # their IDs and transactions are not known here yet
+    if slow:  # the IDs and transactions of these fetches are not known here yet
         first = min(first or slow[0].above + 1, slow[0].above + 1)
         if since is None or slow[0].begun_at < since:
             since, transaction = slow[0].begun_at, None

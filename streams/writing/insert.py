@@ -1,7 +1,7 @@
 """Inserts facts with one statement per table, without the ORM's work for each row.
 
-Twice as fast as ``bulk_create`` for single rows, which is what most appends are. Values go through the fields' own
-conversion. A field that was not set takes the column's default. Assumes that the caller's transaction is open.
+This is twice as fast as ``bulk_create`` for a single row, and most appends have one row. Each field converts its value as
+usual. A field that was not set gets the column's default. Assumes that the caller has a transaction open.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def _head(model: type[Model]) -> str:
 
 
 def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]) -> None:
-    """Inserts rows of one model on that connection, in statements of up to 1,000 rows.
+    """Inserts rows of one model, in statements of up to 1,000 rows.
 
-    Keys that the database makes are not read back.
+    Primary keys that the database generates are not read back.
     """
     with connection.cursor() as cursor:
         for statement in insert_statements(connection, model, facts):
@@ -49,7 +49,7 @@ def insert_facts(connection: BaseDatabaseWrapper, model: type[Model], facts: Seq
 def insert_statements(
     connection: BaseDatabaseWrapper, model: type[Model], facts: Sequence[Model]
 ) -> Iterator[Statement]:
-    """Yields the statements of ``insert_facts``, for callers that send them together with others."""
+    """Yields the statements of ``insert_facts``, for callers that send them together with other statements."""
     head = _head(model)
     for first in range(0, len(facts), _MOST_ROWS):
         rows: list[str] = []
@@ -59,18 +59,21 @@ def insert_statements(
         yield Statement(head + ", ".join(rows), values, again=len(rows) == 1)
 
 
-#: Values of these types go to the driver as they are.
+#: Types of fields and of values that are passed to the driver without conversion.
 PLAIN_VALUES = {"TextField": str, "CharField": str, "BigIntegerField": int, "IntegerField": int, "BooleanField": bool}
 
 
 @cache
 def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type | None], ...]:
-    """Returns (attribute, field, type that needs no conversion) for each column to fill."""
+    """Returns (attribute, field, type whose values need no conversion) for each column to fill."""
     return tuple((f.attname, f, PLAIN_VALUES.get(f.get_internal_type())) for f in fields_to_fill(model))
 
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
-    """Yields the placeholder of each column, or DEFAULT, and appends the values of the placeholders to ``values``."""
+    """Yields the text of each column in the VALUES list: a placeholder, or DEFAULT for a field that was not set.
+
+    Appends the values for the placeholders to ``values``.
+    """
     for attribute, field, plain in _conversions(type(fact)):
         value = getattr(fact, attribute)
         if isinstance(value, DatabaseDefault):

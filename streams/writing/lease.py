@@ -1,7 +1,7 @@
-"""The SQL of holding a writer name: take it, enter a stream, leave.
+"""The SQL by which a process takes a writer name, enters streams and leaves them.
 
 A lease is a counter that each new holder of the name raises. The functions need a cursor of a direct connection. ``take``
-runs outside a transaction (autocommit), because its locks are session locks and its row must be visible at once.
+needs autocommit mode, because its locks are session locks and its row must be visible to others at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ LIMIT 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of this process, for the error that a second process with the same name gets."""
+    """The identity of this process. It is stored, so that the error of a second process with the same name can name it."""
 
     host: str
     process_id: int
@@ -58,7 +58,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A name that is held, and its lease."""
+    """A writer name that this process holds, and the lease under which it holds the name."""
 
     name: str
     lease: int
@@ -67,15 +67,16 @@ class Held:
 
 
 def take(cursor: Any, pattern: str, identity: Identity, timeout_seconds: float) -> Held:
-    """Takes the name, or the lowest free number of a pattern, and waits until no transaction of an earlier holder is open.
+    """Takes a writer name, and waits until no transaction of an earlier holder is open.
 
-    Raises ``WriterNameTaken``, which names the holder, or ``WriterBusy``, which names the open transaction, after
+    If ``pattern`` contains ``{n}``, takes the name with the lowest free number. Raises ``WriterNameTaken``, which says who
+    holds the name. Raises ``WriterBusy``, which describes the open transaction, if the wait takes longer than
     ``timeout_seconds``. Raises ``BadInstanceName`` for a text that cannot be a name.
     """
     check_name(pattern)
-    # Lock, then lease, then the wait. A, the earlier holder, does not know yet that its lock is gone. If A got the append
-    # lock before the wait below, the wait lasts until A's transaction ends. If A gets it later, A reads the new lease and
-    # is refused.
+    # The order is: writer lock, new lease, wait for the append lock. Suppose that A, the earlier holder, does not know yet that
+    # its lock is gone. If A took the append lock before the wait below, the wait lasts until A's transaction ends. If A takes
+    # it later, A reads the new lease and is refused.
     name = _lock_free_name(cursor, pattern)
     cursor.execute(
         """
@@ -101,7 +102,8 @@ def _lock_free_name(cursor: Any, pattern: str) -> str:
         cursor.execute("SELECT pg_try_advisory_lock(%s)", [driver.writer_key(cursor, name)])
         if cursor.fetchone()[0]:
             return name
-    # The session of a process just gone may still be ending. Or another process holds the lock to see whether the writer is dead.
+    # The lock may be free in a moment: the session of the last holder may still be ending, or another process may hold the lock
+    # only to see whether the writer is dead.
     if not is_pattern(pattern) and _lock_in_time(cursor, driver.writer_key(cursor, pattern), _ENDING_SECONDS):
         return pattern
     holder = describe_lock_holder(cursor, driver.writer_key(cursor, candidates[0]))
@@ -122,9 +124,10 @@ def _describe_instance(cursor: Any, name: str) -> str:
 
 
 def describe_lock_holder(cursor: Any, key: int) -> str:
-    """Returns `` (database session PID from ADDRESS, APPLICATION, STATE)`` of the lock's holder, empty if it is free.
+    """Describes the session that holds a lock, as a text for a message. Returns an empty text if the lock is free.
 
-    PostgreSQL hides address and state of another role's session. Then it is `` (database session PID of role ROLE)``.
+    The text is `` (database session PID from ADDRESS, APPLICATION, STATE)``. PostgreSQL hides the address and state of
+    another role's session. For such a session the text is `` (database session PID of role ROLE)``.
     """
     cursor.execute(_HOLDER, [key])
     row = cursor.fetchone()
@@ -137,9 +140,10 @@ def describe_lock_holder(cursor: Any, key: int) -> str:
 
 
 def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -> None:
-    """Gets the append lock exclusively once, and releases it. That proves that no transaction of an earlier holder is open.
+    """Waits until no transaction of an earlier holder of the name is open.
 
-    Raises ``WriterBusy`` after ``timeout_seconds``.
+    To prove this, takes the append lock in exclusive mode and releases it at once. Raises ``WriterBusy`` after
+    ``timeout_seconds``.
     """
     key = driver.append_key(cursor, name)
     if _lock_in_time(cursor, key, timeout_seconds):
@@ -153,7 +157,7 @@ def wait_for_open_transactions(cursor: Any, name: str, timeout_seconds: float) -
 
 
 def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
-    """Takes a session lock. Returns false if it was not free in so many seconds."""
+    """Takes a session lock. Returns false if the lock is still not free after this number of seconds."""
     cursor.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
     try:
         cursor.execute("SELECT pg_advisory_lock(%s)", [key])
@@ -168,9 +172,9 @@ def _lock_in_time(cursor: Any, key: int, seconds: float) -> bool:
 
 
 def lock_start(cursor: Any, stream: str, seconds: float = 0.0) -> bool:
-    """Takes the start lock, which writers hold while they enter a stream, until the transaction ends.
+    """Takes the start lock of a stream until the end of the transaction. Writers hold this lock while they enter a stream.
 
-    Returns false if another session still holds it after so many seconds.
+    Returns false if another session still holds the lock after this number of seconds.
     """
     key, deadline = driver.start_key(cursor, stream), time.monotonic() + seconds
     while True:
@@ -183,9 +187,10 @@ def lock_start(cursor: Any, stream: str, seconds: float = 0.0) -> bool:
 
 
 def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> None:
-    """Stores a writer's entry into a stream at that (positive) position, or activates its row again, and notifies readers.
+    """Stores that a writer enters a stream at this (positive) position, and notifies readers.
 
-    Must be called in the transaction that read the findings. The stored position never goes down.
+    If the writer already has a row, the row becomes active again and its position never goes down. Must be called in the
+    transaction that read the findings (``StreamFindings``).
     """
     cursor.execute(
         """
@@ -202,7 +207,10 @@ def store_entry(cursor: Any, stream: BoundStream, name: str, position: int) -> N
 
 
 def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
-    """Returns (writer, state, positive position) of all writers of a stream, and locks the rows until this transaction ends."""
+    """Returns (writer, state, positive position) of all writers of a stream.
+
+    Locks their rows (FOR SHARE) until the transaction ends, so that no position changes meanwhile.
+    """
     cursor.execute(
         "SELECT instance_name, state, abs(position) FROM streams_streamposition WHERE stream = %s "
         "ORDER BY instance_name FOR SHARE",
@@ -213,10 +221,11 @@ def hold_positions(cursor: Any, stream: str) -> list[tuple[str, str, int]]:
 
 
 def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
-    """Marks a writer as draining: its own process does so to leave, an operator to ask it to leave.
+    """Marks a writer as draining. Its own process does so in order to leave, an operator in order to ask it to leave.
 
-    Returns the streams that it has not left. Its process reads its row at each heartbeat, and at once on the notification
-    that this sends. To be called in autocommit mode. A retired name stays as it is.
+    Returns the streams that the writer has not left. Sends a notification, on which the writer's process reads its row at
+    once. Otherwise the process reads it at its next heartbeat. To be called in autocommit mode. Does nothing to a writer
+    that is retired already.
     """
     cursor.execute(
         """
@@ -236,7 +245,7 @@ def mark_draining(cursor: Any, name: str, asked_by: str) -> list[str]:
 
 
 def end(cursor: Any, name: str, lease: int) -> None:
-    """Ends the lease: no reservation gets IDs under it from now on."""
+    """Ends the lease, so that no reservation gets IDs under it from now on. Does nothing if the lease has ended already."""
     cursor.execute(
         "UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s AND lease = %s", [name, lease]
     )

@@ -1,4 +1,4 @@
-"""The new generation of a stream in memory. It begins when a writer enters the stream and no other writer lives."""
+"""Begins a new generation of a stream in memory, when a writer enters the stream while no other writer lives."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from streams.core.bound import BoundStream
 
 __all__ = ["begin_generation"]
 
-#: Seconds to wait for locked rows before giving up. The transaction that locks them may itself be waiting for this one.
+#: Seconds to wait for a locked row. There is a limit because the transaction that locks the row may be waiting for this one.
 LOCK_SECONDS = 10
 
 
 def begin_generation(cursor: Any, stream: BoundStream) -> None:
-    """Starts a stream in memory again at 0: deletes its facts, resets its positions and sequence, raises its generation.
+    """Restarts a stream in memory at 0: deletes its facts, resets its positions and sequence, and raises its generation.
 
     Must be called in the transaction in which a writer enters, while no other writer lives. A reader that sees the new
-    generation knows that lower positions are correct, also if the writer has come far already.
+    generation knows that lower positions are correct. The reader notices the restart even if the new positions have already
+    risen above the old ones.
     """
-    # A crash must not undo a generation that readers have seen: the next one would have the same number and the same IDs.
+    # A crash must not undo a generation that readers have seen. Otherwise the next generation would have the same number, and
+    # its facts the same IDs.
     cursor.execute(f"SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
     for table in stream.declaration.tables:
         cursor.execute(f"DELETE FROM {table.name}")

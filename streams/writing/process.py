@@ -17,7 +17,7 @@ from streams.writing.writer import Condition, WriterProcess
 __all__ = ["before_leaving", "current_writer", "retire_all", "use_instance"]
 
 log = get_logger(__name__)
-#: Called before the writers leave: each stops something that appends in the background of this process.
+#: Functions to call before the writers leave. Each stops something that appends in the background of this process.
 before_leaving: list[Callable[[], None]] = []
 _writers: dict[str, WriterProcess] = {}
 _instance: str | None = None
@@ -27,7 +27,7 @@ _guard = threading.Lock()
 def use_instance(pattern: str) -> None:
     """Sets the name or pattern under which this process writes, instead of ``REPLSITE_INSTANCE``.
 
-    To be called before the first append. Raises ``BadInstanceName``, a ``ValueError``, for a text that cannot be a name.
+    Call it before the first append. Raises ``BadInstanceName``, a ``ValueError``, for a text that cannot be a name.
     """
     global _instance  # noqa: PLW0603 - one name for the process
     check_name(pattern)
@@ -35,7 +35,7 @@ def use_instance(pattern: str) -> None:
 
 
 def current_writer(using: str | None = None) -> WriterProcess:
-    """Returns this process's writer on that database. It takes its name at the first reservation, not here."""
+    """Returns this process's writer on that database. A new writer takes its name only at the first reservation."""
     alias = using or stream_settings().database
     writer = _writers.get(alias)
     if writer is None or writer.condition is Condition.CLOSED:
@@ -47,10 +47,10 @@ def current_writer(using: str | None = None) -> WriterProcess:
 
 
 def retire_all() -> bool:
-    """Retires this process's writers: for commands that end, and for an orderly exit.
+    """Retires the writers of this process. To be called at the end of a command and at an orderly exit.
 
-    Returns false, and logs it, if a writer could not be retired in order, for example because its database is away. Other
-    processes then find that writer dead and resolve it by evidence.
+    Returns false and logs the reason if a writer could not be retired, for example because its database is away. Other
+    processes then find that this writer is dead and retire it.
     """
     for stop in before_leaving:
         stop()
@@ -68,7 +68,7 @@ def _retire_quietly(writer: WriterProcess) -> bool:
 
 
 def _after_fork() -> None:
-    """Clears the writers in a child, which must not use its parent's connection, thread or name."""
+    """Clears the writers in a forked child, which must not use its parent's connection, thread or name."""
     global _guard  # noqa: PLW0603
     _writers.clear()
     _guard = threading.Lock()

@@ -1,19 +1,19 @@
 """Reserves IDs for facts inside the caller's transaction, and completes them when it is known how that transaction ended.
 
 Django calls hooks after a commit. It has no hook for a rollback, and it drops the hooks of a rolled-back savepoint. Three
-means together find every end:
+measures together find out how every transaction ends:
 
-* The hook is entered into the connection's list with an *empty* set of savepoints. Rolling back a savepoint drops only
-  hooks that were registered under it, so this one stays until the outermost transaction ends.
-* When Django discards the list (rollback, close, an error in another hook), the hook object is freed. Its finaliser has the
-  database asked how the transaction ended (``pg_xact_status`` of its recorded number).
-* The control loop asks about every transaction that stays open for a while. That covers manual transaction management and a
-  connection that was lost during COMMIT.
+* A commit hook is added to the connection's list with an *empty* set of savepoints. Rolling back a savepoint drops only
+  hooks that were registered under it, so this hook stays until the outermost transaction ends.
+* When Django discards the list (rollback, close, an error in another hook), the hook object is freed. Its finaliser has
+  the control loop ask the database how the transaction ended (``pg_xact_status`` of the transaction's number).
+* The control loop asks about every transaction that stays open for a while. That covers manual transaction management and
+  a connection that was lost during COMMIT.
 
-An ID is thus complete only by the commit hook, which Django calls after COMMIT returned, or by the database's answer.
+So an ID becomes complete only when Django calls the hook after COMMIT returned, or when the database has answered.
 
-The lease is checked in each reservation, after the append lock is held (see ``_RESERVE``). In a transaction with a frozen
-snapshot (REPEATABLE READ, SERIALIZABLE) it is checked on the control connection instead.
+The lease is checked in each reservation, after the append lock was granted (see ``_RESERVE``). A transaction that keeps
+one snapshot (REPEATABLE READ, SERIALIZABLE) would read an old lease. There the check uses the control connection.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ __all__ = ["Reservation"]
 
 LARGEST_COUNT = 1_000_000
 
-# Two statements, because the second must see what was committed before the lock was granted. A appends under lease 7, B takes the
-# name: it raises the lease to 8, commits, and gets the append lock. A waits for the lock. In one statement, A's snapshot could be
-# of before B's commit, and A could read lease 7 and append under it. With two, A reads lease 8 and is refused.
+# Two statements, because the second must see what was committed before the lock was granted. Example: A holds lease 7. B takes
+# the name: B raises the lease to 8, commits, and gets the append lock, for which A now waits. In one statement, A's snapshot
+# could be older than B's commit, so that A would read lease 7 and append under it. With two statements A reads lease 8 and is
+# refused.
 _RESERVE = (
     "SELECT pg_advisory_xact_lock_shared(%(key)s::bigint)",
     """
@@ -69,10 +70,10 @@ _LEASE = "SELECT lease FROM streams_instance WHERE name = %s"
 
 
 class Reservation:
-    """IDs for facts of one stream, taken in the caller's transaction, or in one of its own if none is open.
+    """A context manager that reserves IDs for facts of one stream. It can be entered once. ``Stream.reserve`` makes it.
 
-    Made by ``Stream.reserve``. A context manager that can be entered once. Raises ``BadCount`` unless ``count`` is 1 to
-    1,000,000.
+    Takes the IDs in the caller's transaction. If none is open, the ``with`` block is a transaction of its own. Raises
+    ``BadCount`` unless ``count`` is 1 to 1,000,000.
     """
 
     def __init__(self, stream: BoundStream, count: int, using: str | None) -> None:
@@ -127,12 +128,12 @@ class Reservation:
             self._record.own(self.stream, tracker, ids)
             owned = True
         finally:
-            if not owned and tracker.complete(ids, written=False):  # no caller got these IDs, so no row is under them
+            if not owned and tracker.complete(ids, written=False):  # no caller got these IDs, so no row has them
                 writer.announce_soon()
         self._ids, self._tenure = ids, tenure
         self._reserved, self._unused = frozenset(ids), iter(ids)
         if not fresh:
-            # A frozen snapshot may show an old lease: read it outside of the transaction, now that the append lock is held.
+            # The transaction's snapshot may show an old lease. Now that the append lock is held, read the lease outside of it.
             self._check_lease(writer)
 
     def _take_ids(self, writer: WriterProcess, tenure: Tenure) -> tuple[int, bool, list[int]]:
@@ -164,7 +165,7 @@ class Reservation:
 
     @staticmethod
     def _lost(writer: WriterProcess, tenure: Tenure) -> WriterFenced:
-        """Fences the process, unless it has taken a newer lease itself meanwhile. Returns the error to raise."""
+        """Returns the error to raise after a lost lease. Fences the process, unless it has taken a newer lease meanwhile."""
         writer.fenced("its lease is no longer the current one", tenure.lease)
         return writer.fenced_error()
 
@@ -177,25 +178,26 @@ class Reservation:
     def write(self, *facts: Fact) -> None:
         """Inserts rows under the reserved IDs.
 
-        Rows without an ID get the reserved ones in order, continuing where the last call ended. For a fact of several
-        rows the caller sets the ID on each row. Raises ``ReservationEnded`` once the transaction is over, and
-        ``ForeignFact`` for a row of another stream or an ID that was not reserved here.
+        Rows without an ID get the reserved IDs in order. A later call continues where the last one ended. If a fact has
+        several rows, the caller must set its ID on each of them. Raises ``ReservationEnded`` once the transaction is
+        over, and ``ForeignFact`` for a row of another stream or an ID that was not reserved here.
         """
         self._check_open()
         self._hold_append_lock()
         self.write_directly(*facts)
 
     def write_directly(self, *facts: Fact) -> None:
-        """Inserts like ``write``, without taking the append lock again, which saves a round trip.
+        """Inserts rows as ``write`` does, but does not take the append lock again, which saves a round trip.
 
-        Allowed only if nothing was done on the connection since the reservation.
+        The caller must not have used the connection since the reservation was entered.
         """
         self.write_with(self._insert_each, *facts)
 
     def write_with(self, insert: Insert, *facts: Fact) -> None:
-        """Inserts like ``write_directly``, by a function of the caller, who sends the rows together with other statements.
+        """Has the caller's function ``insert`` insert the rows, for callers that send other statements along with them.
 
-        ``insert`` is called once, with ``{model: rows}``. The rows have their IDs and their writer.
+        ``insert`` is called once with ``{model: rows}``. These rows already have their IDs and their writer. Otherwise
+        the same holds as for ``write_directly``.
         """
         without_id = [fact for fact in facts if self._is_without_id(fact)]
         try:
@@ -260,9 +262,9 @@ class Reservation:
             )
 
     def _hold_append_lock(self) -> None:
-        """Takes the append lock again, and checks the lease again."""
-        # A rollback to a savepoint, perhaps one made by hand, releases the locks taken after it. If the append lock is
-        # lost, B may take the name and conclude that no transaction is open, while rows are still to be written here.
+        """Makes sure that the transaction still holds the append lock and that the lease is still the current one."""
+        # A rollback to a savepoint releases the locks that were taken after the savepoint, perhaps also the append lock. Then
+        # B may take the name and conclude that no transaction is open, while rows are still to be written here.
         with self._connection.cursor() as cursor:
             cursor.execute(_LOCK_AGAIN, {"key": self._tenure.append_key, "name": self._tenure.name})
             fresh, lease = cursor.fetchone()

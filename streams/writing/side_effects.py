@@ -1,8 +1,9 @@
-"""Does what must follow an insert of facts: deletes older rows where only the newest is kept, and invalidates cached values.
+"""Applies the side effects of an insert of facts: deletes older rows of the same key, and invalidates cached values.
 
-Cached values are dropped when the transaction is known to have committed, before its facts are complete. Until then the
-transaction itself computes them on every call (``is_changed_here``), and other connections still get the old values.
-Values that the transaction had begun to compute before its insert are not kept (``spoil_begun``).
+Older rows are deleted only in tables that keep the newest row of each key. Cached values are dropped as soon as the
+transaction is known to have committed, before its facts are complete. Until then the transaction itself computes these
+values on every call (``is_changed_here``), and other connections still get the cached ones. If the transaction began to
+compute a value before its insert, the result is not stored in the cache (``spoil_begun``).
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """The invalidations that an open transaction makes when it commits."""
+    """An open transaction and the invalidations that are to be applied when it commits."""
 
     record: OpenTransaction
     drops: frozenset[Invalidation]
 
     def changes(self, cache: str, key: Key) -> bool:
-        """Returns true if the value is among them, by its key or because the whole cache is dropped."""
+        """Returns true if the commit invalidates this key, or the whole cache."""
         return Invalidation(cache, key) in self.drops or Invalidation(cache, None) in self.drops
 
 
 _pending: weakref.WeakKeyDictionary[BaseDatabaseWrapper, list[_Pending]] = weakref.WeakKeyDictionary()
-#: The same for all connections, by ``id()`` of the entry. Several threads change it, so iterate over a copy.
+#: The entries of all connections, by their ``id()``. Several threads change this dictionary, so iterate over a copy.
 _all_pending: dict[int, _Pending] = {}
 
 
@@ -76,7 +77,7 @@ def apply_side_effects(
 
 
 def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bool:
-    """Returns true if the transaction that is open on this connection has made the cached value out of date."""
+    """Returns true if the transaction that is open on this connection has changed what the cached value depends on."""
     waiting = _pending.get(connection)
     if not waiting:
         return False
@@ -85,22 +86,26 @@ def is_changed_here(connection: BaseDatabaseWrapper, cache: str, key: Key) -> bo
 
 
 def is_changed_in_process(cache: str, key: Key) -> bool:
-    """Returns true if an open transaction of any connection of this process has made the cached value out of date.
+    """Returns true if an open transaction of this process, on any connection, changed what the cached value depends on.
 
-    For code that cannot know which connection its queries use: async code runs its transactions in other threads.
+    For code that cannot know which connection its queries will use: async code runs its transactions in other threads.
     """
     return bool(_all_pending) and any(pending.changes(cache, key) for pending in _open(list(_all_pending.values())))
 
 
 def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
     """Returns the entries whose transaction is still open on its connection."""
-    # Not ``ended``: how a transaction ended may be known late, or never. A rolls back, and its writer is closed before it has
-    # asked. That A's connection has left the transaction is known at once. If it was committed, the feed drops the values.
+    # ``left`` and not ``ended``: it is known at once that a connection has left its transaction. How the transaction ended may
+    # be known late or never: A rolls back, and its writer is closed before it has asked the database. If the transaction was
+    # committed after all, the cache feed drops the values.
     return [pending for pending in waiting if not pending.record.left]
 
 
 def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
-    """Returns true if these facts may invalidate values of this process. Most events do not: they change no room's state."""
+    """Returns true if these facts may invalidate cached values of this process.
+
+    Most events do not, because they do not change the state of a room.
+    """
     if not (stores and stream.drops_now()):
         return False
     if stream.drops is not drops_nothing or stream.state_changes is None:
@@ -113,7 +118,7 @@ def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
 
 
 def _values(table: FactTable, fact: Fact) -> list[Any]:
-    """Returns the values of the table's columns as they are stored. JSON is as other processes will read it."""
+    """Returns the values of the table's columns as they are stored. JSON values are as other processes will read them."""
     fields = {field.column: field for field in fact._meta.concrete_fields}
     values: list[Any] = []
     for column in table.columns:
@@ -134,7 +139,7 @@ def _drops(
         for fact in by_table[table.name]:
             values = _values(table, fact)
             if stream.dropped_caches and any(isinstance(value, BaseExpression) for value in values):
-                # The key may be an SQL expression, whose value only the database knows: drop the whole caches.
+                # Only the database knows the value of an SQL expression, and the key may be one. So drop the whole caches.
                 drops |= {Invalidation(cache, None) for cache in stream.dropped_caches}
             else:
                 rows.append(table.row(values))
@@ -157,17 +162,17 @@ def _drop_at_end(
             _all_pending.pop(number, None)
     _all_pending[id(pending)] = pending
     spoil_begun(drops, owner)
-    # Taken now, in the life of the stream in which the IDs were given out. A stream in memory gives them out again in its next
-    # generation, and a restored database does so, too. A learns late that its transaction was committed, and B's fact has the
-    # same ID by then: B's fact must not be skipped.
+    # The set of own IDs is fetched now, because it belongs to the present generation of the stream. A stream in memory gives out
+    # the same IDs again in its next generation, and so does a restored database. Example: A learns late that its transaction
+    # was committed, and by then B's fact has the same ID. B's fact must not be skipped.
     own_ids = cache_feed.own_ids(stream.name, alias)
 
     def end(written: bool) -> None:
         if written:
             apply_invalidations(drops, owner)
-            # Only now, so that the feed does not skip these facts earlier. A's answer to COMMIT is lost. Another process
-            # finds A's facts complete, and A's feed reads them before A knows how its transaction ended: then the feed
-            # drops the values.
+            # The IDs are added only now. The cache feed skips own facts, and must not skip these before their values are
+            # dropped. Example: A's answer to COMMIT is lost. Another process finds A's facts complete, and A's cache feed
+            # reads them before A knows how its transaction ended. Then the feed drops the values.
             own_ids.update(ids)
         _all_pending.pop(id(pending), None)
 
@@ -175,7 +180,7 @@ def _drop_at_end(
 
 
 def _after_fork() -> None:
-    """Clears the tables in a child: the parent's transactions are not the child's."""
+    """Clears the pending entries in a forked child, because the transactions belong to the parent."""
     _pending.clear()
     _all_pending.clear()
 
@@ -183,7 +188,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-#: Advisory locks of one table. Keys share them by hash, so that a batch of very many keys needs few locks.
+#: Number of advisory locks for one table. A hash assigns each key to a lock, so that very many keys need only few locks.
 _LOCKS = 64
 
 _LOCK = """
@@ -194,9 +199,9 @@ FROM (SELECT DISTINCT hashtextextended(value, 0) & %(mask)s AS number FROM unnes
 
 
 def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Sequence[Fact]) -> None:
-    """Deletes all but the newest row for each key (``newest_per``) of these facts.
+    """Deletes all but the newest row of each key that occurs in these facts. The key is the column ``newest_per``.
 
-    Must be called in the transaction that inserted them.
+    Must be called in the transaction that inserted the facts.
     """
     values = sorted({str(getattr(fact, table.newest_per)) for fact in facts})
     with connection.cursor() as cursor:
@@ -204,13 +209,14 @@ def compact_by_key(connection: BaseDatabaseWrapper, table: FactTable, facts: Seq
 
 
 def compact_keys(cursor: Any, table: FactTable, values: Sequence[str]) -> None:
-    """Deletes all but the newest row for each of these keys. Must be called in the transaction that inserted rows with them.
+    """Deletes all but the newest row of each of these keys.
 
-    A table then holds the present state of each user, for instance, and no row ever changes under its ID. In a
-    transaction with a frozen snapshot an older row may stay. The next call deletes it.
+    Must be called in the transaction that inserted rows with these keys. In this way a table can hold, for instance, the
+    present state of each user, although no row is ever updated. If the transaction keeps one snapshot (REPEATABLE READ), an
+    older row may stay. The next call for the key deletes it.
     """
-    # A and B insert a row for the same value. Without the lock neither sees the other's row, and both stay. With it B waits
-    # between its insert and its delete until A has committed, and sees A's.
+    # A and B insert a row for the same key. Without the lock neither sees the other's row, and both rows stay. With the lock B
+    # waits between its insert and its delete until A has committed. Then B sees A's row.
     parameters: dict[str, Any] = {
         "table": f"replsite.newest:{table.name}{schema_mark(cursor)}",
         "mask": _LOCKS - 1,

@@ -1,12 +1,15 @@
-"""The means of an operator against a writer that holds its streams back: ask it to leave, or end its sessions.
+"""Lets an operator act against a writer that holds its streams back: ask it to leave, or end its database sessions.
 
-A living writer is asked to drain, and leaves by itself. Its open transactions can be ended by the server
-(``pg_terminate_backend``): they roll back, and the process learns this from the database like any other rollback. A
-process that does not react even then hangs. Ending the session of its lock releases the lock, and the writer is resolved
-by evidence like a dead one.
+There are three means, from mild to harsh:
 
-Every step leaves a row in ``streams_writerresolution`` and a line in the log. ``cursor`` belongs to a direct connection
-in autocommit mode. Every wait has a limit.
+* A living writer is asked to drain, and then leaves by itself.
+* The server ends the writer's open transactions (``pg_terminate_backend``). They roll back, and the process learns this
+  from the database like any other rollback.
+* If the process does not react even to that, it hangs. Then the session that holds its writer lock is ended. This releases
+  the lock, and the writer is retired like a dead one.
+
+Every action leaves a row in ``streams_writerresolution`` and a line in the log. The functions need a cursor of a direct
+connection in autocommit mode. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from streams.writing.dead_writers import Resolution, Trace, leave_trace, resolve
 __all__ = ["Holding", "OpenSession", "end_process", "end_sessions", "holding", "is_free", "is_retired", "wait_until"]
 
 log = get_logger(__name__)
-#: A transaction that is younger than this is taken to be at work, and is left alone.
+#: A transaction that is younger than this is assumed to be working normally, and is not ended.
 YOUNG_SECONDS = 1.0
 _TERMINATE_MS = 5_000
 _LOOK_SECONDS = 0.1
@@ -49,11 +52,12 @@ SELECT stream, abs(position), state, pending_facts, oldest_pending_at, oldest_pe
        extract(epoch FROM clock_timestamp() - oldest_pending_at)::float8
 FROM streams_streamposition WHERE instance_name = %s ORDER BY stream
 """
-#: Ends a session if it is still in the same transaction. Parameters: milliseconds to wait, PID, the transaction's begin.
+#: Ends a session if it is still in the same transaction. Parameters: milliseconds to wait, PID, start of the transaction.
 _TERMINATE = """
 SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE pid = %s AND xact_start IS NOT DISTINCT FROM %s
 """
-#: Tests for a heartbeat after a time. One in the future is of before the clock was set back, and does not count.
+#: Tests whether a heartbeat was stored after a time. A heartbeat in the future does not count: it was stored before the
+#: database's clock was set back.
 _BEAT_SINCE = "SELECT heartbeat_at > %s AND heartbeat_at <= clock_timestamp() FROM streams_instance WHERE name = %s"
 _NOW = "SELECT clock_timestamp()"
 
@@ -93,7 +97,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A writer and everything of it that holds its streams back: its process, its open transactions, its pending facts."""
+    """A writer with all that may hold its streams back: its process, its open transactions and its pending facts."""
 
     writer: str
     host: str
@@ -110,40 +114,41 @@ class Holding:
 
     @property
     def retired(self) -> bool:
-        """Returns true if it has left all its streams."""
+        """Returns true if the writer has left all its streams."""
         return all(row.state == "retired" for row in self.rows)
 
     @property
     def pending_facts(self) -> int:
-        """The number of IDs that are reserved and not complete, as its process reported last."""
+        """The number of IDs that are reserved and not complete, as the writer's process last reported it."""
         return sum(row.pending_facts for row in self.rows)
 
     @property
     def stuck_facts(self) -> int:
         """The number of pending IDs that should be complete by now.
 
-        They are pending for longer than a short transaction (``YOUNG_SECONDS``) and the report of its end (two
-        heartbeats) take.
+        An ID should be complete after the time that a short transaction takes (``YOUNG_SECONDS``) and the time until its
+        end is reported (two heartbeats).
         """
         news = YOUNG_SECONDS + 2 * stream_settings().heartbeat_seconds
         return sum(row.pending_facts for row in self.rows if (row.pending_seconds or 0.0) >= news)
 
     @property
     def is_silent(self) -> bool:
-        """Returns true if a session holds its name but its process sends no heartbeats: stopped, hanging, or a lost host.
+        """Returns true if a session holds the writer's name, but its process sends no heartbeats.
 
-        Such a writer holds linear readers back even with nothing pending: its position stays, and others go on.
+        The process is stopped or hangs, or its host is lost. Such a writer holds back readers of the linear position even
+        if nothing is pending, because its own position no longer moves.
         """
         return self.lock is not None and not self.retired and self.silent_seconds > patience_seconds()
 
     @property
     def process(self) -> str:
-        """Its process, as text for a message."""
+        """A description of the writer's process for a message."""
         return f"process {self.process_id} on host {self.host} ({self.command})" if self.process_id else "its process"
 
 
 def holding(cursor: Any, writer: str) -> Holding:
-    """Returns a writer as it is now. Raises ``UnknownWriter``, which lists the names that exist."""
+    """Reads the present state of a writer. Raises ``UnknownWriter``, which lists the names that exist."""
     cursor.execute(_ROWS, [writer])
     rows = tuple(Row(*row) for row in cursor.fetchall())
     if not rows:
@@ -165,16 +170,16 @@ def _sessions(cursor: Any, key: int) -> list[OpenSession]:
 
 
 def ask_to_leave(cursor: Any, writer: str, asked_by: str) -> list[str]:
-    """Asks a living writer to drain. Returns the streams that it is going to leave."""
+    """Asks a living writer to drain. Returns the streams that the writer is going to leave."""
     streams = lease.mark_draining(cursor, writer, asked_by)
     log.info("writer.asked_to_drain", writer=writer, by=asked_by, streams=streams)
     return streams
 
 
 def end_sessions(cursor: Any, found: Holding, by: str) -> list[OpenSession]:
-    """Ends the transactions that were found, and stores a trace. Returns the sessions that were ended.
+    """Ends the sessions of the open transactions in ``found``, and stores a trace. Returns the sessions that were ended.
 
-    A session whose transaction is over by now is left alone.
+    A session whose transaction is over by now is not ended.
     """
     ended = []
     for session in found.transactions:
@@ -187,10 +192,11 @@ def end_sessions(cursor: Any, found: Holding, by: str) -> list[OpenSession]:
 
 
 def end_process(cursor: Any, found: Holding, by: str) -> list[Resolution]:
-    """Ends the session that holds the writer's lock, then resolves the writer by evidence.
+    """Ends the session that holds the writer's lock, then retires the writer like a dead one.
 
-    For a process that does not react. That its session was ended proves nothing: the writer is retired only if both of
-    its locks can be had within 5 seconds. Returns an empty list if not, or if another process resolved it first.
+    For a process that does not react. Ending the session proves nothing yet: the writer is retired only if both of its
+    locks can be had within 5 seconds. Returns an empty list if they cannot, or if another process retired the writer
+    first.
     """
     if found.lock is not None:
         cursor.execute(_TERMINATE, [_TERMINATE_MS, found.lock.pid, found.lock.transaction_since])
@@ -217,9 +223,10 @@ def is_retired(cursor: Any, writer: str) -> bool:
 
 
 def is_free(cursor: Any, writer: str, ended: Sequence[OpenSession], since: datetime) -> bool:
-    """Returns true if the writer sent a heartbeat after ``since`` and no longer reports the ended transactions as pending.
+    """Returns true if the writer has sent a heartbeat after ``since``, and no longer reports the ended transactions.
 
-    With an empty ``ended``, true if it has no stuck facts.
+    ``ended`` are the sessions whose transactions were ended. If it is empty, returns true if the writer has sent such a
+    heartbeat and has no stuck facts.
     """
     cursor.execute(_BEAT_SINCE, [since, writer])
     row = cursor.fetchone()
@@ -233,14 +240,14 @@ def is_free(cursor: Any, writer: str, ended: Sequence[OpenSession], since: datet
 
 
 def now(cursor: Any) -> datetime:
-    """Returns the database's clock time."""
+    """Returns the time of the database's clock."""
     cursor.execute(_NOW)
     at: datetime = cursor.fetchone()[0]
     return at
 
 
 def patience_seconds() -> float:
-    """Returns the seconds that a living process may take to react: three heartbeats and two seconds."""
+    """Returns how many seconds a living process may take to react: three heartbeats and two seconds."""
     return 3 * stream_settings().heartbeat_seconds + 2.0
 
 

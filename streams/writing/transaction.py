@@ -18,16 +18,19 @@ __all__ = ["OpenTransaction", "Watcher"]
 
 
 class Watcher(Protocol):
-    """The methods of a writer that a transaction calls."""
+    """The methods of a writer that an ``OpenTransaction`` calls."""
 
     def watch(self, transaction: OpenTransaction) -> None:
         """Keeps the record until the transaction's end is known."""
 
     def ask(self, transaction: OpenTransaction) -> None:
-        """Has the database asked how the transaction ended. May be called from any thread and by the garbage collector."""
+        """Has the control loop ask the database how the transaction ended.
+
+        May be called from any thread and by the garbage collector.
+        """
 
     def announce_soon(self) -> None:
-        """Has a position announced that rose."""
+        """Has the control loop announce positions that have risen."""
 
 
 class OpenTransaction:
@@ -37,20 +40,21 @@ class OpenTransaction:
         self.writer = writer
         self.number = number  # PostgreSQL's, 64 bits
         self.opened_at = time.monotonic()
-        #: Its end is known, and its IDs are complete.
+        #: True once the end of the transaction is known.
         self.ended = False
-        #: The connection has left it. How it ended may still be unknown.
+        #: True once the connection has left the transaction. How it ended may still be unknown.
         self.left = False
-        #: Called with ``written`` when it ends, before its IDs are complete. Must be quick and never raise.
+        #: Functions to call with ``written`` when the end is known, before the IDs are complete. They must be quick and never
+        #: raise.
         self.at_end: list[Callable[[bool], None]] = []
         self._pending: list[tuple[BoundStream, PositionTracker, list[int]]] = []
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, connection: BaseDatabaseWrapper, writer: Watcher, number: int) -> OpenTransaction:
-        """Returns the record of the connection's transaction with that number.
+        """Returns the record of the transaction with that number, which is open on the connection.
 
-        Makes the record, and enters its commit hook, if there is none.
+        If there is no record yet, makes one and registers its commit hook.
         """
         hooks: list[Any] = connection.run_on_commit
         for entry in list(hooks):
@@ -58,24 +62,24 @@ class OpenTransaction:
             if isinstance(hook, _CommitHook) and hook.record.writer is writer:
                 if hook.record.number == number:
                     return hook.record
-                # Under manual transaction management Django keeps hooks beyond COMMIT. A hook of another number belongs to a
-                # transaction that has ended. Removing it frees it, and its finaliser has the database asked.
+                # Under manual transaction management Django keeps hooks beyond COMMIT. A hook with another number belongs to a
+                # transaction that has ended. Removing the hook frees it, and its finaliser asks how that transaction ended.
                 hooks.remove(entry)
         record = cls(writer, number)
         writer.watch(record)
-        # Without savepoints, so that a rollback to a savepoint does not drop it. First, so that it runs before other hooks.
+        # The empty set of savepoints keeps the hook when a savepoint is rolled back. It is inserted first to run before others.
         hooks.insert(0, (set(), _CommitHook(record), False))
         if not (connection.in_atomic_block and connection.commit_on_exit):
             writer.ask(record)  # the hook may come much later than the COMMIT, so keep asking
         return record
 
     def own(self, stream: BoundStream, tracker: PositionTracker, ids: list[int]) -> None:
-        """Adds IDs, ascending, that become complete when the transaction ends."""
+        """Adds IDs that become complete when the transaction ends. ``ids`` must be ascending."""
         with self._lock:
             self._pending.append((stream, tracker, ids))
 
     def pending(self) -> dict[str, int]:
-        """Returns ``{stream: smallest ID that waits for this transaction}``."""
+        """Returns ``{stream: smallest ID that this transaction keeps from being complete}``."""
         with self._lock:
             lowest: dict[str, int] = {}
             for stream, _, ids in self._pending:
@@ -88,7 +92,7 @@ class OpenTransaction:
             self.ended = self.left = True
             pending, self._pending = self._pending, []
             at_end, self.at_end = self.at_end, []
-        # Before the IDs are complete: a caller that is woken at these IDs must not find cached values of before them.
+        # This is done before the IDs are complete: a caller that these IDs wake must not find cached values that are older.
         for effect in at_end:
             effect(written)
         moved = [tracker.complete(ids, written=written) for _, tracker, ids in pending]
@@ -97,7 +101,7 @@ class OpenTransaction:
 
 
 class _CommitHook:
-    """The hook that Django calls after COMMIT. If it is freed without that call, the transaction ended in another way."""
+    """The hook that Django calls after COMMIT. If Django drops it without a call, the database is asked what happened."""
 
     def __init__(self, record: OpenTransaction) -> None:
         self.record = record

@@ -1,13 +1,14 @@
 """The process as a writer: its name, its lock, and the trackers of the streams that it writes.
 
-A ``WriterProcess`` holds one *control connection*: the session lock on its name, LISTEN, announcements, heartbeats and
-questions about transactions all go over it, from one background thread (``streams.writing.control_loop``). When that
-connection is lost, the lock is lost and the process is fenced: it may not append until it holds the name again under a
-new lease.
+A ``WriterProcess`` holds one *control connection*, which one background thread uses (``streams.writing.control_loop``).
+The session lock on the name, LISTEN, announcements, heartbeats and questions about transactions all use this connection.
+When it is lost, the lock is lost and the process is fenced: it may not append until it holds the name again under a new
+lease.
 
 The lock alone is not enough: a process that does not know yet that its lock is gone could still append. Every reservation
-therefore checks in the caller's own transaction, after taking the append lock shared, that its lease is the current one.
-A new holder of the name waits for the append lock, exclusively, before it assumes that no older transaction is open.
+therefore takes the append lock in shared mode, in the caller's own transaction, and then checks that its lease is the
+current one. A new holder of the name waits until it gets the append lock in exclusive mode. Then no older transaction is
+open.
 
 Assumes PostgreSQL, one ``WriterProcess`` per process and database alias, and that a forked child makes its own.
 """
@@ -64,8 +65,9 @@ log = get_logger(__name__)
 #: Pause between two attempts to enter a stream while another session holds its start lock.
 _ENTER_GAP_SECONDS = 0.01
 
-#: Announcements do not wait for the disk, because the next one repairs a lost one. If commits of facts do not wait for the disk
-#: either, announcements do: otherwise a crash could make the sequence give out IDs again that were announced to followers.
+#: Announcements do not wait for the disk, because the next announcement repairs a lost one. But if the server does not make
+#: commits of facts wait for the disk, announcements do wait. Otherwise a crash could make the sequence give out IDs again that
+#: were announced already.
 _ANNOUNCEMENTS_WAIT_LESS = """
 SELECT set_config('synchronous_commit', CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE 'off' END, false)
 """
@@ -76,19 +78,19 @@ class Condition(StrEnum):
 
     NEW = "new"  # no name held yet
     HOLDING = "holding"  # lock held, may append
-    DRAINING = "draining"  # lock held, what is reserved completes, nothing new is reserved
-    FENCED = "fenced"  # lock lost, may not append until it is held again
-    RETIRED = "retired"  # left because it was asked to; this process does not come back
-    CLOSED = "closed"  # given up for good
+    DRAINING = "draining"  # lock held, open transactions may end, nothing new is reserved
+    FENCED = "fenced"  # lock lost, may not append until the name is held again
+    RETIRED = "retired"  # has left because an operator asked; this process never writes again
+    CLOSED = "closed"  # name released for good; the process makes a new writer if it appends again
 
 
 @dataclass(slots=True)
 class Tenure:
     """One period of holding a name: the lease, and the trackers that were started under it.
 
-    They belong together: an ID taken under one lease must never be tracked by a tracker of another. ``entering`` are the
-    streams whose entry was committed and whose entry notification did not come back yet. Notifications that arrive before
-    that one describe times that the entry covers already, and perhaps the stream's last generation.
+    Lease and trackers belong together: a tracker must never track an ID that was taken under another lease. ``entering``
+    are the streams that this process has entered, but whose entry notification has not come back yet. Notifications that
+    arrive earlier are ignored: the entry has read all that they say, and they may be of an earlier generation.
     """
 
     name: str
@@ -109,7 +111,7 @@ class WriterControl(Protocol):
         """Makes the thread look for work now."""
 
     def drain(self, timeout_seconds: float) -> bool:
-        """Waits until nothing is pending and everything is announced. Returns false if the time is up first."""
+        """Waits until no ID is pending and every position is announced. Returns false if the time is up first."""
 
     def stop(self) -> None:
         """Ends the thread and waits for it."""
@@ -133,38 +135,39 @@ class WriterProcess:
 
     @property
     def name(self) -> str:
-        """The name that is held, or was held last. Empty before the first reservation."""
+        """The name that this process holds or held last. Empty before the first reservation."""
         return self.tenure.name
 
     @property
     def lease(self) -> int:
-        """The number of the present lease, 0 before the first reservation."""
+        """The present lease, which is a counter. 0 before the first reservation."""
         return self.tenure.lease
 
     @property
     def trackers(self) -> dict[str, PositionTracker]:
-        """The trackers of the streams that were entered under the present lease, by stream."""
+        """The trackers of the streams that were entered under the present lease, by the stream's name."""
         return self.tenure.trackers
 
     # --- holding the name -----------------------------------------------------------------------------------------
 
     @property
     def has_lock(self) -> bool:
-        """Returns true while the name is held, to append or to leave."""
+        """Returns true while this process holds the name, whether it appends or drains."""
         return self.condition in (Condition.HOLDING, Condition.DRAINING)
 
     def hold(self) -> None:
-        """Takes the name if it is not held: the lock, a new lease, and proof that no transaction of an earlier holder is open.
+        """Takes the name unless this process holds it: the writer lock and a new lease.
 
-        Raises ``WriterNameTaken`` or ``WriterBusy``, which name the holder; ``WriterFenced`` while a lost lock is not
-        back; ``WriterDraining`` and ``WriterRetired`` once the process leaves; Django's ``OperationalError`` if the
+        Waits until no transaction of an earlier holder is open. Raises ``WriterNameTaken`` or ``WriterBusy``, which say
+        who holds the name. Raises ``WriterFenced`` after the lock was lost, until the control loop has the name again.
+        Raises ``WriterDraining`` or ``WriterRetired`` once the process leaves, and Django's ``OperationalError`` if the
         database is away.
         """
         if self.condition is Condition.HOLDING:
             return
         self._refuse()
         with self._lock:
-            # Again, under the lock: another thread may have taken the name, or begun to leave, meanwhile.
+            # Checked again under the lock: meanwhile another thread may have taken the name, or begun to leave.
             if self.condition is Condition.HOLDING:
                 return
             self._refuse()
@@ -174,13 +177,13 @@ class WriterProcess:
             try:
                 self._background.start()
                 self._resume()
-            except BaseException:  # such as an interrupt: the loop takes the name again and enters the other streams
+            except BaseException:  # such as an interrupt: the control loop takes the name again and enters all streams
                 self.fenced("not all its streams were entered")
                 self._background.start()
                 raise
 
     def _refuse(self) -> None:
-        """Raises ``WriterFenced``, ``WriterDraining`` or ``WriterRetired`` if this process lost its name or leaves."""
+        """Raises ``WriterFenced``, ``WriterDraining`` or ``WriterRetired`` if this process has lost its name or is leaving."""
         self._refuse_fenced()
         who = f", as {self.drain_asked_by} asked" if self.drain_asked_by else ""
         if self.condition is Condition.DRAINING:
@@ -200,9 +203,9 @@ class WriterProcess:
             raise self.fenced_error()
 
     def hold_again(self) -> None:
-        """Takes the same name again after a fence, under a new lease, and starts the trackers of its streams again.
+        """Takes the same name again after the process was fenced, under a new lease, and enters its streams again.
 
-        Does nothing unless the process is fenced. Raises as ``hold`` does.
+        Does nothing unless the process is fenced. Raises the same errors as ``hold``.
         """
         if self.condition is not Condition.FENCED:
             return
@@ -212,15 +215,14 @@ class WriterProcess:
                 _close_quietly(taken[0])
                 return
             self.shown_pending = {}
-            # A is fenced and its streams are still active. B finds A's locks free and retires A on them as dead. A takes the name
-            # again. Without its former streams it would live, but be a writer of no stream until its next append.
+            # A is fenced. B finds A's locks free and retires A on its streams as dead. A takes the name again. If A did not enter
+            # its former streams again, it would live, but be a writer of no stream until its next append.
             self._left.update(self.trackers)
             self._install(*taken)
             try:
                 self._resume(self._left)
-            except (
-                BaseException
-            ):  # the loop tries again: no other process would move the positions of the missing streams on
+            except BaseException:
+                # The control loop tries again, because no other process would move the positions of the missing streams on.
                 self.fenced("not all its streams were entered")
                 raise
             self._left.clear()
@@ -232,11 +234,11 @@ class WriterProcess:
         control = driver.direct_connection(self.using, application_name=f"replsite writer {pattern}")
         try:
             with control.cursor() as cursor:
-                epochs.current_epoch(cursor)  # a restored database is noticed before anything is written to it
+                epochs.current_epoch(cursor)  # notices a restored database before anything is written to it
                 held = leases.take(cursor, pattern, _identity(), stream_settings().lease_timeout_seconds)
                 cursor.execute(f"LISTEN {driver.channel(cursor, CHANNEL)}")
                 cursor.execute(_ANNOUNCEMENTS_WAIT_LESS)
-                driver.notify_queue_usage(cursor)  # frees a queue that was full, which would refuse to enter streams
+                driver.notify_queue_usage(cursor)  # cleans a full queue, which would refuse to enter streams
         except BaseException:
             control.close()
             raise
@@ -249,9 +251,10 @@ class WriterProcess:
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
     def _resume(self, left: Collection[str] = ()) -> None:
-        """Enters the streams that an earlier holder of this name has not left. No other process would move their positions on.
+        """Enters the streams that an earlier holder of this name has not left.
 
-        ``left`` are streams that this process wrote before it lost the name. Other processes may have retired it on them.
+        No other process would move the positions of this writer on. ``left`` are streams to enter as well: those that this
+        process wrote before it lost the name. Other processes may have retired this writer on them since.
         """
         with self.control_cursor() as cursor:
             cursor.execute(leases.ACTIVE_STREAMS, [self.name])
@@ -263,13 +266,13 @@ class WriterProcess:
                 log.warning("writer.leaves_stream", writer=self.name, stream=name, reason=str(error))
                 with self.control_cursor() as cursor:
                     dead_writers.retire_streams(cursor, self.name, [name])
-            except SequenceBehind as error:  # concerns that stream's appends only, which raise the same error
+            except SequenceBehind as error:  # appends to this stream will raise the same error; other streams go on
                 log.error("writer.cannot_resume", writer=self.name, stream=name, error=str(error))
 
     def fenced(self, reason: str, lease: int | None = None) -> None:
-        """Forbids appends under this lease: the control connection is lost, or another process holds the name.
+        """Fences the process: forbids appends, because the control connection is lost or another process holds the name.
 
-        With ``lease``, does so only if that is still the present lease.
+        If ``lease`` is given, does so only if it is still the present lease.
         """
         with self._lock:
             if not self.has_lock or lease not in (None, self.lease):
@@ -294,8 +297,8 @@ class WriterProcess:
     def enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
         """Returns the present tenure and its tracker of a stream. Enters the stream on first use.
 
-        Raises as ``hold`` does, and ``WriterNotAllowed`` or ``SequenceBehind``, or ``WriterBusy`` if another session
-        keeps all writers out of the stream.
+        Raises the same errors as ``hold``, and also ``WriterNotAllowed`` and ``SequenceBehind``. Raises ``WriterBusy`` if
+        another session holds the lock that is needed to enter the stream.
         """
         self.hold()
         tenure = self.tenure
@@ -303,14 +306,18 @@ class WriterProcess:
         if tracker is None:
             self._check_allowed(stream)
             tenure, tracker = self._enter(stream)
-            for other in stream.sharing:  # an ID taken here moves the other's position, too, so that it does not lag
+            for other in stream.sharing:  # an ID taken for one of these streams moves the positions of all
                 if self._is_allowed(other):
                     self._enter(other)
             self._background.wake()
         return tenure, tracker
 
     def _enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
-        """Enters a stream as ``streams.core.recovery`` describes. The writer's row is committed before its first reservation."""
+        """Enters a stream as ``streams.core.recovery`` describes. Returns the tenure and the tracker.
+
+        The writer's row is committed before its first reservation. Raises ``WriterBusy`` if the start lock is not free in
+        time.
+        """
         seconds = stream_settings().lease_timeout_seconds
         deadline = time.monotonic() + seconds
         while True:
@@ -321,10 +328,10 @@ class WriterProcess:
                 return tenure, tracker
             if time.monotonic() > deadline:
                 raise self._kept_out(stream, seconds)
-            # The wait holds neither our lock (except in ``_resume``) nor the control connection. Otherwise: B, a session that may
-            # only read, keeps the start lock of a stream. A waits for it, and announces nothing on all other streams.
+            # While it waits, this thread holds neither our lock (except in ``_resume``) nor the control connection. Otherwise, if
+            # some session B kept the start lock of one stream, A would wait and announce nothing on all its other streams.
             time.sleep(_ENTER_GAP_SECONDS)
-            self.hold()  # the name may be lost, or be given up, meanwhile
+            self.hold()  # meanwhile the name may have been lost or given up
 
     def _kept_out(self, stream: BoundStream, seconds: float) -> WriterBusy:
         with self.control_cursor() as cursor:
@@ -339,8 +346,8 @@ class WriterProcess:
         with self.control_cursor() as cursor:
             if stream.declaration.in_memory:
                 self._resolve_the_dead(cursor, stream)
-            # Committed before the first ID is taken. Readers thus know this writer before any of its facts, and their linear
-            # position cannot pass one that is open.
+            # The writer's row is committed before the first ID is taken. So readers know this writer before any of its facts, and
+            # their linear position cannot pass a fact of it that is still open.
             with driver.in_transaction(cursor):
                 tracker = self._start_on(cursor, stream)
         if tracker is not None:
@@ -349,14 +356,17 @@ class WriterProcess:
         return tracker
 
     def _resolve_the_dead(self, cursor: Any, stream: BoundStream) -> None:
-        """Retires the other writers of a stream in memory that are dead. Only if none lives does the stream start again at 0."""
+        """Retires the dead writers of a stream in memory, other than this writer.
+
+        If none of the others lives, the caller restarts the stream at 0.
+        """
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
             dead_writers.resolve_writer(cursor, writer, self.name)
 
     def _start_on(self, cursor: Any, stream: BoundStream) -> PositionTracker | None:
-        # One start on a stream at a time. Otherwise A and B, the first writers of a stream in memory, would each find no living
-        # writer, and B would delete the facts that A has appended since.
+        # Only one writer at a time may enter a stream. Otherwise A and B, the first writers of a stream in memory, would each
+        # find no living writer, and B would delete the facts that A has appended since.
         if not leases.lock_start(cursor, stream.name):
             return None
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
@@ -379,8 +389,8 @@ class WriterProcess:
             )
             move_forward(cursor, stream.declaration.sequence, outcome.set_sequence_to)
         tracker = outcome.tracker(stream.ids_from(cursor, outcome.linear), findings)
-        # Read again, now locked until the commit: the positions may have risen since ``stored``. The row that
-        # ``store_entry`` adds then lies at or above all of them, so the minimum over the writers never goes down.
+        # The positions are read again and locked until the commit, because they may have risen since ``stored`` was read. The row
+        # that ``store_entry`` adds then lies at or above all of them, so the minimum over the writers never goes down.
         held = [row for row in leases.hold_positions(cursor, stream.name) if row[0] != self.name]
         tracker.learn(
             {writer: position for writer, state, position in held if state != RETIRED},
@@ -421,7 +431,7 @@ class WriterProcess:
     # --- background -----------------------------------------------------------------------------------------------
 
     def announce_soon(self) -> None:
-        """Has the control loop store and announce risen positions, together with others that rise meanwhile."""
+        """Has the control loop store and announce the positions that have risen."""
         self._background.wake()
         if (watcher := watcher_of(self.using)) is not None:
             watcher.own_moved()
@@ -431,16 +441,19 @@ class WriterProcess:
         self.in_doubt.watch(transaction)
 
     def ask(self, transaction: OpenTransaction) -> None:
-        """Has the control loop ask the database how a transaction ended whose hook was not called. Safe to call from anywhere."""
+        """Has the control loop ask the database how a transaction ended, because its commit hook was not called.
+
+        Any thread may call this, also the garbage collector.
+        """
         self.in_doubt.ask(transaction)
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def begin_drain(self, asked_by: str = "") -> None:
-        """Changes ``active`` to ``draining``: from now on nothing new is reserved, and what is open completes.
+        """Makes the writer drain: from now on nothing new is reserved, while open transactions end.
 
-        With ``asked_by``, the control loop retires the writer once nothing is pending, and this process does not come
-        back. Does nothing unless the process holds its name and is not draining yet.
+        If ``asked_by`` names who asked for it, the control loop retires the writer once nothing is pending, and this
+        process never writes again. Does nothing unless the process holds its name and is not draining yet.
         """
         with self._lock:
             if self.condition is not Condition.HOLDING:
@@ -451,9 +464,9 @@ class WriterProcess:
             log.info("writer.drains", writer=self.name, streams=list(self.trackers), asked_by=asked_by or "its process")
 
     def finish_drain(self, timeout_seconds: float) -> bool:
-        """Changes ``draining`` to ``retired``, as an operator asked. The control loop calls it when nothing is pending.
+        """Retires a writer that an operator asked to leave. The control loop calls this once nothing is pending.
 
-        Returns false if the process is not draining or could not leave.
+        Returns false if the process is not draining, or if the writer could not be retired.
         """
         with self._lock:
             if self.condition is not Condition.DRAINING or not self._leave(timeout_seconds):
@@ -463,15 +476,15 @@ class WriterProcess:
             return True
 
     def retire(self, timeout_seconds: float = 5.0) -> bool:
-        """Leaves all streams: reserves nothing more, waits for what is pending, announces it, and leaves the linear position.
+        """Leaves all streams: drains, announces the last positions, retires the writer, and releases the name.
 
-        Appends of other threads get ``WriterDraining`` meanwhile. Returns false if something is still pending after the
-        timeout. The name is then released without retiring, and other processes resolve the writer by evidence.
+        Meanwhile appends of other threads raise ``WriterDraining``. Returns false if something is still pending after the
+        timeout. Then the name is released all the same, and other processes find the writer dead and retire it.
         """
         with suppress(WriterFenced):  # a fenced writer has nothing to leave in order
             self.begin_drain()
         clean = self._background.drain(timeout_seconds)
-        self._background.stop()  # before the lease ends, or the next heartbeat would take it for a loss
+        self._background.stop()  # before the lease ends: the next heartbeat would find it ended and fence the process
         with self._lock:
             if self.condition is Condition.DRAINING and clean:
                 clean = self._leave(timeout_seconds)
@@ -479,9 +492,9 @@ class WriterProcess:
         return clean
 
     def _leave(self, timeout_seconds: float) -> bool:
-        """Ends the lease, proves that no transaction is open under it, then retires the writer on all streams.
+        """Ends the lease, waits until no transaction is open under it, then retires the writer on all streams.
 
-        Returns false if a transaction was still open after the timeout, or the lock was lost.
+        Returns false if a transaction is still open after the timeout, or if the writer lock was lost.
         """
         trace = dead_writers.Trace.drained(self.drain_asked_by) if self.drain_asked_by else None
         try:
@@ -496,7 +509,7 @@ class WriterProcess:
         return True
 
     def close(self) -> None:
-        """Releases the name without retiring, as the death of the process would."""
+        """Releases the name without retiring the writer, as if the process had died."""
         self._background.stop()
         with self._lock:
             if self.control is not None:
