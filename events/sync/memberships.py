@@ -1,7 +1,8 @@
 """Computes a user's memberships as of a token, and how they changed since an earlier one.
 
-The stored current state may be ahead of the token, so later changes are undone. An invite or a knock, for a room without
-local members, is known by its event alone (an outlier). It counts while the room has no current state.
+The stored current state may be ahead of the token, so later changes are undone. If a room has no local members, an
+invite or a knock is known by its event alone, which is an outlier. That event counts while the room has no current
+state.
 """
 
 from __future__ import annotations
