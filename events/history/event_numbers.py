@@ -22,7 +22,7 @@ class EventNumbers:
         self._hashes = array("q")
         self._mask = (1 << (2 * count).bit_length()) - 1
         self._table = array("i", bytes(4 * (self._mask + 1)))
-        """Places where hashes lead to, or behind: numbers + 1, 0 where there is none."""
+        """A hash table with open addressing. An entry is a number + 1, or 0 if the entry is free."""
         alike = [number for number, event_id in enumerate(event_ids) if self._add(number, hash(event_id))]
         self._refuse_repeated(alike)
 
