@@ -165,7 +165,10 @@ class Computed:
         return None if self.current_group is None else self.ranges
 
     def before_is_stored(self, event: StoredEvent) -> bool:
-        """Returns true if the group that readers take as the state before an event has the right state, or if that is unknown."""
+        """Returns true if the group that readers take as the state before an event has the right state.
+
+        Also returns true if the right state is unknown.
+        """
         wanted = self.states.before.get(event.event_id)
         if wanted is None:
             return True
@@ -343,7 +346,7 @@ def _contradicted(
 ) -> set[str]:
     """Returns events whose own group disagrees with the stored state before an event directly on top of them.
 
-    Only events on top are considered that name no other prev event, and that surely came later.
+    An event on top is considered only if it names no other prev event and surely came later.
     """
     found = set()
     for row in by_id.values():

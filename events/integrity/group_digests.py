@@ -86,7 +86,8 @@ class StoredGroups:
         return {key: event_id for key, event_id in whole.items() if event_id is not None}
 
     def _chains(self) -> dict[int, list[int]]:
-        # Delta rows of a group without a row count, because readers of higher groups in the chain apply them.
+        # Delta rows are included even if their group has no row, because readers of higher groups in the chain apply
+        # them.
         members: dict[int, set[int]] = {chain: set(changes) for chain, changes in self._changes.items()}
         for group, _, chain, *_ in self.rows.values():
             members.setdefault(chain, set()).add(group)
