@@ -5,9 +5,9 @@ as outliers, too, unless the request includes them. Events whose depth equals th
 
 Events go from the lowest depth up, some thousand in each transaction. Each transaction locks the room's row first, as
 every write to a room does, and notifies other processes by ``Room.content_generation`` and on the stream ``caches``.
-After each, the room is one whose history begins a little higher: prev events that are missing are backward extremities
-again, which backfill may fill, and a sync across them is limited. So a purge may be stopped after any transaction and run
-again.
+After each transaction, the room looks like one whose history begins a little higher. The missing prev events are
+backward extremities, so backfill may fetch them again, and a sync across them is limited. So a purge may be stopped
+after any transaction and run again.
 
 The caller then deletes state groups that no event needs (``events.maintenance.group_gc``).
 """
