@@ -1,7 +1,7 @@
 """Writes the visibility ranges of backfilled events, in whatever batches they arrive.
 
 The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, separate from those
-of live events. They follow the state after each event, not the room's current state. A *run* is a sequence of
+of live events. These ranges follow the state after each event, not the room's current state. A *run* is a sequence of
 neighbouring events with known states. Ranges continue within a run.
 
 A batch extends and joins runs. Where a new run touches a stored run, the stored ranges are extended. The first event of
@@ -64,7 +64,7 @@ class _Placed(NamedTuple):
 
 
 def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
-    """Writes how the ranges change around these positions. There must be at least one.
+    """Writes the changes of ranges around the given positions, at least one.
 
     The event at such a position is new, or now has a state, or now has another verdict.
     """

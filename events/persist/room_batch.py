@@ -230,7 +230,10 @@ class RoomBatch:
         states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
 
     def _fill(self) -> None:
-        """Assigns states that can be computed now to stored events above new ones, and to new events above these."""
+        """Assigns the states that become known with this batch.
+
+        Stored events above new ones may get a state. So may new events above those stored events.
+        """
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]

@@ -473,7 +473,7 @@ class _StoredExtremities:
         return {event_id: _Through(event_id, tuple(prevs)) for event_id, prevs in below.items()}
 
     def _reached(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the events that stored events reach, among these events and on the paths down to them."""
+        """Returns the events that stored events reach: some of these events, and others on the paths down to them."""
         below: dict[str, set[str]] = {}
         stack = []
         for prev, event_id, accepted, live in self._above(event_ids):

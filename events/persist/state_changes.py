@@ -5,7 +5,7 @@ redaction of a state event changes the content of its entry. The row of a redact
 the stored target is looked up. A redaction of a message changes nothing.
 
 Some changes have no row: state that becomes unknown, redactions that take effect late or lose their effect, purge,
-restore and repair. These call ``streams.caching.invalidate_room_state`` where they are made.
+restore and repair. The code that makes such a change calls ``streams.caching.invalidate_room_state`` itself.
 """
 
 from __future__ import annotations

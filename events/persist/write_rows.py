@@ -207,7 +207,10 @@ def _shares(
 
 
 def _needs_no_position(changes: RoomChanges) -> bool:
-    """Returns true if there is one new event, it is live, and no other row contains its position: for most messages."""
+    """Returns true if there is one new event, it is live, and no other row contains its position.
+
+    Most messages are such events.
+    """
     told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
     again = (changes.filled.events, changes.visibility_to_rebuild)
     return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
