@@ -2,7 +2,7 @@
 
 An event is *rejected* if its own auth events or the state before it do not allow it. It is *soft-failed* if the room's
 current state does not allow it. That is checked only for events that do not build on the current state. A verdict that
-another server stated with the event is taken over.
+another server stated with the event is kept.
 
 If an event that authorises others is redacted, event auth reads its redacted form from then on. For example, before
 room version 11 a redacted power levels event has lost its ``invite`` level, and invites that the level forbade are

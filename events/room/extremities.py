@@ -1,4 +1,4 @@
-"""Forward extremities, current state and soft failure, while events arrive one by one (pure).
+"""Tracks forward extremities, current state and soft failure while events arrive one by one (pure).
 
 Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events they
 refer to stay forward extremities until an accepted live event reaches them. ``ForwardExtremities`` is the only

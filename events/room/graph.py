@@ -1,4 +1,4 @@
-"""The event graph of a room: causal order, cycles and gaps (pure).
+"""Examines the event graph of a room: causal order, cycles and gaps (pure).
 
 Edges lead from an event to its prev events. Some functions also follow edges to auth events. Outliers are not in the
 graph. Everything here is linear in events and edges.
@@ -152,7 +152,10 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
 
 
 def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
-    """Returns the number of members that each member refers to, and a function for the reverse edges, kept in one array."""
+    """Returns how many members each member refers to, and a function that returns the members that refer to a number.
+
+    The function's edges are kept in one array.
+    """
     waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
     for number in inside:
         for other in below(number):

@@ -181,9 +181,9 @@ class RoomStates:
         return self._resolved[resolvable]
 
     def reached(self, event: Reaching, before: int | None, came_before: Container[str]) -> Sequence[str]:
-        """Returns the prev events that an event *reaches*. The state before the event (``before``) covers their states.
+        """Returns the prev events that an event *reaches*: those whose states went into the state before the event.
 
-        If ``before`` follows from the prev events, or is not known, the event reaches all of them. If it was given from
+        If that state (``before``) follows from the prev events, or is not known, all are reached. If it was given from
         outside, it may be some other state. Then the event reaches the prev events in ``came_before``, which were
         stored before it. A prev event that came later is reached only if its state equals ``before``, or if the states
         of all known prev events together resolve to ``before``.
