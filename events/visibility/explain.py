@@ -60,7 +60,7 @@ class Explanation:
     def seen(self) -> bool:
         """True if the event is both allowed and reachable, so that pages and syncs show it to the user.
 
-        Pages going back also skip events that lie deeper than the user's leave.
+        Pages that are read backwards start at the user's leave, so they also skip events with a higher depth.
         """
         return self.allowed and self.reachable
 

@@ -1,4 +1,4 @@
-"""The only SQL predicate for "a user sees an event" (pure).
+"""Builds the only SQL predicate for "a user sees an event" (pure).
 
 ``sees()`` is text for a WHERE clause over two aliases: a row of ``events_event`` and an *access row*, which says how a user
 may read a room. Access rows come from ``events.visibility.access`` as parameters (``ACCESS_ROWS``: one row for a page of a

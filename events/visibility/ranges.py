@@ -2,7 +2,7 @@
 
 ``events.visibility.rule`` is applied to every event with the state after it. The result is stored as the kinds of rows of
 ``events.models.EventVisibility``. Room-wide ranges follow the settings at the events exactly. A user's ranges follow the
-memberships in the *line*: the room's current state as it was when each event came in. An event on a fork may have a
+memberships in the *line*: the room's current state as it was when each event arrived. An event on a fork may have a
 different state than the line. Then the users concerned are checked one by one, and where a range would give the wrong
 answer, an exception row is stored for that event. Time is linear in the events, the changes of the line, and the differences
 between events and the line.
@@ -65,7 +65,7 @@ class PlacedEvent(SeenEvent, Protocol):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One accepted event: its place, the groups before and after it, and the group of the line when it came in."""
+    """One accepted event: its place, the groups before and after it, and the group of the line when it arrived."""
 
     index: int
     event: PlacedEvent
@@ -76,8 +76,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def changes_nothing(self, group: int | None, line: int | None) -> bool:
         """Returns true if every range continues unchanged with this event.
 
-        That is so for an event on the line if its state is that of the event before (``group``) and the line is the
-        same.
+        It does if the state after the event is the same as the line, as the state after the event before it (``group``)
+        and as the line then (``line``), and if the event is of no type on which ranges depend.
         """
         return self.after == group == self.line == line and self.event.type not in _JUDGED_TYPES
 

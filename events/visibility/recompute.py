@@ -63,7 +63,7 @@ def _covered(
 
 
 def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
-    """Returns ascending spans that do not touch, without the hidden numbers."""
+    """Merges spans. Returns ascending spans that do not touch, without the hidden numbers."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""The visibility rule for one event, on which everything else about visibility is based (pure).
+"""Applies the visibility rule to one event (pure). Everything else about visibility is based on this rule.
 
 The answer depends on the state *after* the event, at its own place in the graph: the viewer's membership and the room's
 history visibility. Three kinds of events are visible to more users. For a change of history visibility, the more open
