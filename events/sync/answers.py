@@ -1,4 +1,4 @@
-"""The values that sync answers consist of. All are frozen."""
+"""Defines the values of which sync answers consist. All are frozen."""
 
 from __future__ import annotations
 

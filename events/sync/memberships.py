@@ -82,8 +82,8 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
     """Applies changes, given in ascending order, to the memberships of the current state.
 
     The newest change in a room that a token covers gives the membership at that token. If it covers none, the membership
-    before the first change counts. Writers move apart: A commits 6, B commits 7, and the token may cover only 7. What 6
-    replaced is older than 7, so 7 counts.
+    before the first change counts. Writers may be at different positions. For example, writer A commits 6, writer B
+    commits 7, and the token covers only 7. Then 7 counts, because the membership that 6 replaced is older than 7.
     """
     latest: dict[str, int] = {}
     for room_id, position, covered, known, prev_event_id, prev_membership, event_id, membership in changes:

@@ -1,4 +1,4 @@
-"""The SQL of sync answers: each query reads many rooms, and a window of positions in each.
+"""Builds the SQL of sync answers. Each query reads many rooms, and a window of positions in each.
 
 Windows are rows (room_id, low, high, whole, own_only) given as parameters. They are joined by room to the access rows of
 ``events.visibility.predicate_sql``. A window has the rows with ``low < position <= high`` that the token ``now`` covers,

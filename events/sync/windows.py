@@ -25,7 +25,7 @@ _NEVER_SHOWN = "m.room.aliases"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The two tokens between which an answer lies. Without ``since`` it starts at the beginning."""
+    """The two tokens between which an answer lies. Without ``since`` the answer starts at the beginning."""
 
     now: VectorToken
     since: VectorToken | None = None
