@@ -2,7 +2,7 @@
 
 A digest is a sum over the entries of a state, so it follows from the digest of the group below and the changes. Comparing
 the states of all events of a room therefore takes time in proportion to the delta rows. The rows may be damaged in any
-way: a missing row has the effect that it has for a reader.
+way: a missing row has the same effect here as for a reader.
 """
 
 from __future__ import annotations
