@@ -216,7 +216,7 @@ class GroupPurge:
     def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
         """Deletes the groups, except those that are needed now.
 
-        When the groups were planned, all groups that build on them were among them.
+        When the plan was made, every group that was built on one of these was planned, too.
         """
         going = set(groups)
         # A group that stays needs the groups below it. So each round may find more that have to stay.
@@ -304,6 +304,6 @@ def _columns(runs: Sequence[Run]) -> dict[str, list[int]]:
 
 
 def _needed(cursor: Any, groups: Sequence[int]) -> set[int]:
-    """Returns those of the groups that an event has, or that a group outside ``groups`` is built on."""
+    """Returns the groups among these that an event has, or on which a group outside ``groups`` is built."""
     cursor.execute(_NEEDED_NOW, {"groups": groups})
     return {group for (group,) in cursor.fetchall()}

@@ -122,7 +122,7 @@ SELECT (SELECT count(*) FILTER (WHERE goes) FROM purged), (SELECT count(*) FILTE
 def cut_at_event(room_id: str, event_id: str, using: str) -> int:
     """Returns the depth of an event of the room.
 
-    Raises ``UnknownRoom``, and ``UnknownEvent`` if the event is not here, is an outlier, or is of another room.
+    Raises ``UnknownRoom``, and ``UnknownEvent`` if the event is not stored, is an outlier, or is of another room.
     """
     _check_room(room_id, using)
     found = _first(using, _EVENT, [event_id]) if can_be_stored(event_id) else None
@@ -135,7 +135,7 @@ def cut_at_time(room_id: str, ms: int, using: str) -> int:
     """Returns the depth of the last event before a time, or 0 if there is none. Raises ``UnknownRoom``.
 
     ``ms`` is compared with ``origin_server_ts``, in milliseconds since 1970. The last event is the last in stream order.
-    The depth is never higher than that of an event with a later ``origin_server_ts``.
+    The depth is never higher than that of an event whose ``origin_server_ts`` is not before the time.
     """
     _check_room(room_id, using)
     found = _first(using, _AT_TIME, {"room": room_id, "ms": ms})

@@ -8,9 +8,9 @@ Stored events stay as they are, because they may have been redacted, censored or
 had a place in the graph gets it back. A redaction that came since then is applied. After every transaction the room
 looks like one whose history begins a little lower.
 
-State groups come first, under new IDs. An archive has all groups that those of its events build on, so no stored group is
-touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs meanwhile
-(``events.maintenance.purge_history.purge_lock``).
+State groups come first, under new IDs. An archive has all groups on which the groups of its events build, so no stored
+group is touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs
+meanwhile (``events.maintenance.purge_history.purge_lock``).
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
 
 
 def restore_room(cursor: Any, room_id: str) -> None:
-    """Inserts the room itself, its current state and its ranges, for a room that is not here.
+    """Inserts the room itself, its current state and its ranges, for a room that is not stored.
 
     Call it before ``restore_events``, in the same transaction.
     """
