@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 OF_THE_LINE = frozenset({"cut", "peekable"})
-"""Kinds of ranges that describe the room's present state. They are never opened for backfilled events."""
+"""Kinds of ranges that describe the room's present state. Backfilled events have none of them."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
 _JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
 _IN = {"join": "joined", "invite": "invited"}
