@@ -85,8 +85,8 @@ class Stored:
     ``events`` finds every stored event of the room. ``after`` has the adopted groups of the events that the batch refers
     to. ``prepare`` is called with states before they are resolved, so that their events can be read in one query.
     ``recall`` returns the known resolution of some groups, and ``resolved`` collects the resolutions of this batch.
-    If ``trusting`` is false, an event without auth events is rejected, as by servers (``EventAuthorizer``). ``whole`` is
-    true if every event of the room is in memory.
+    If ``trusting`` is false, an event without auth events is rejected, as by servers (``EventAuthorizer``).
+    ``whole`` is true if every event of the room is in memory.
     """
 
     events: MutableMapping[str, ParsedEvent]
