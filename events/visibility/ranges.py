@@ -257,7 +257,7 @@ class VisibilityRanges:
         self._setting = setting
 
     def _move_line(self, step: Step) -> dict[str, str]:
-        """Moves the line to this event. Returns, by user, memberships that the event ends but that still apply to it."""
+        """Moves the line to this event. Returns, by user, memberships that the event ends but that still cover it."""
         if step.line == self._line:
             return {}
         changes = self._builder.changes_between(self._line, step.line)
