@@ -1,1 +1,1 @@
-"""A whole room, walked in chunks."""
+"""Computes the rows of a whole room, in chunks of its events."""

@@ -46,9 +46,9 @@ __all__ += ["RoomWalk", "walk_room"]
 
 OUTLIER, REJECTED, SOFT_FAILED, SOFT_FAILURE_GIVEN, BACKFILLED = 1, 2, 4, 8, 16
 ACCEPTED = OUTLIER | REJECTED | SOFT_FAILED
-"""What an accepted event has none of."""
+"""The flags of which an accepted event has none."""
 _MOST_NAMES = 200_000
-"""Types and senders that are remembered; events with others are fetched again."""
+"""The most types and senders that are kept in memory. Messages with any others are fetched again when needed."""
 _NONE = -1
 
 
@@ -121,7 +121,7 @@ class RoomWalk:
     """One walk through a room. A group of -1 is unknown."""
 
     def __init__(self, source: EventSource, chunk: int, numbers: EventNumbers | None) -> None:
-        """``numbers`` may be null if all events form one chunk, in order."""
+        """Prepares the walk. ``numbers`` may be null if all events form one chunk, in order."""
         self.source, self.chunk = source, chunk
         self._numbers = numbers
         count = self.count = len(source)
@@ -131,11 +131,13 @@ class RoomWalk:
         self.before, self.after = array("i", [_NONE]) * count, array("i", [_NONE]) * count
         self.flags = bytearray(count)
         self.reasons: dict[int, str] = {}
-        """Why events are rejected."""
+        """Number of a rejected event -> the reason."""
         self.prevs = Links(count)
-        """Prev events; numbers from ``count`` on are those of events that are not here."""
+        """Number of an event -> numbers of its prev events. Numbers from ``count`` on stand for missing events."""
         self.redactions = array("i")
-        """Three numbers for each redaction that is not rejected: itself, its target or -1, whether it applies if accepted."""
+        """Three numbers for each redaction that is not rejected.
+
+        They are the number of the redaction, that of its target or -1, and 1 if the redaction applies once accepted."""
         self.in_order = False
         """True when the given order is a causal one."""
         self._missing: dict[str, int] = {}
@@ -144,19 +146,22 @@ class RoomWalk:
         self._about, self._senders = array("i", bytes(4 * count)), array("i", bytes(4 * count))
         self._kept: list[str] = []
         self._all: Sequence[ParsedEvent] | None = None
-        """Every event with its verdict, when all are one chunk: then nothing is forgotten."""
+        """Every event with its verdict, if all events form one chunk; else null."""
         self._held: set[str] = set()
-        """Events that are no state and kept, because others name them as auth events."""
+        """Message events that are kept because other events name them as auth events."""
         self._judged = 0
 
     @property
     def missing(self) -> list[str]:
-        """Returns the IDs of missing prev events. The first has the number ``count``, and so on."""
+        """The IDs of missing prev events. The first has the number ``count``, the next ``count`` + 1, and so on."""
         return list(self._missing)
 
     # --- the whole walk -----------------------------------------------------------------------------------------
     def go(self, order: Sequence[int], watch: Callable[[int], None], *, in_order: bool = False) -> None:
-        """Walks these events. ``in_order``: they are all events, as given. Raises ``_OutOfOrder`` if that order is not causal."""
+        """Walks these events. ``in_order``: they are all events of the room, in the given order.
+
+        Raises ``_OutOfOrder`` if ``in_order`` is true and the given order is not causal.
+        """
         self.in_order = in_order
         for numbers in self.chunks(order):
             chunk = self._read(numbers)
@@ -186,7 +191,7 @@ class RoomWalk:
         self.go(above, watch)
 
     def chunks(self, numbers: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Walks all events chunk by chunk, in causal order."""
+        """Yields the numbers in chunks of ``chunk`` numbers, in their order."""
         for start in range(0, len(numbers), self.chunk):
             yield numbers[start : start + self.chunk]
 
@@ -200,7 +205,7 @@ class RoomWalk:
 
     # --- one chunk ----------------------------------------------------------------------------------------------
     def _read(self, numbers: Sequence[int]) -> _Chunk:
-        """Fetches a chunk, and the events it refers to."""
+        """Fetches a chunk, and the events that it refers to."""
         events = self.judged(numbers)
         at = {event.event_id: number for number, event in zip(numbers, events, strict=True)}
         if len(at) < len(numbers):
@@ -312,7 +317,7 @@ class RoomWalk:
 
     # --- what is carried on -------------------------------------------------------------------------------------
     def _keep(self, number: int, event: ParsedEvent) -> None:
-        """Returns the event without prev events, unless a rule may read them, and with shared strings."""
+        """Keeps an event in memory, without prev events unless a rule may read them, and with shared strings."""
         self._about[number] = -1 - len(self._kept)
         self._kept.append(event.event_id)
         here = self.states.events
@@ -362,7 +367,7 @@ class RoomWalk:
         return self._fetched(number)
 
     def seen_event(self, number: int) -> ParsedEvent | PlainEvent:
-        """Returns an event with the fields that visibility depends on. Messages of one type and sender are seen alike."""
+        """Returns an event with the fields that visibility depends on: of a message only type and sender."""
         if self._all is not None:
             return self._all[number]
         about, sender = self._about[number], self._senders[number]
@@ -374,7 +379,7 @@ class RoomWalk:
         return PlainEvent(self.source.room_id, self._name_list[about], self._name_list[sender], backfilled)
 
     def _redacts_by_level(self, event: PlainEvent) -> bool:
-        """Returns true for a redaction whose target matters only when it is applied, which is not so in room versions 1 and 2."""
+        """Returns true for a redaction in room version 3 or later. The auth rules do not read its target then."""
         return event.type == REDACTION and self.source.version.ids_are_hashes
 
     def _fetched(self, number: int) -> ParsedEvent:
@@ -386,16 +391,16 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(slots=True)
 class _Chunk:
-    """The events in memory. ``at`` has their numbers, ``elsewhere`` the numbers of other events that they refer to."""
+    """One chunk of events. ``at`` maps their IDs to numbers. ``elsewhere`` does so for other events they refer to."""
 
     numbers: Sequence[int]
     events: Sequence[ParsedEvent]
     at: dict[str, int]
     elsewhere: dict[str, int] = field(default_factory=dict)
     named: set[str] = field(default_factory=set)
-    """Auth events."""
+    """The IDs of auth events."""
     loaded: list[str] = field(default_factory=list)
-    """Events that are not kept, or only if they are auth events."""
+    """The IDs of events that are dropped after the chunk, unless they are auth events."""
 
     def number(self, event_id: str) -> int | None:
         """Returns the number of a referenced event, or null if it is missing."""

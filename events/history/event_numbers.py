@@ -17,12 +17,12 @@ class EventNumbers:
     """A map from event ID to number, in about twenty bytes for each event. ``names`` returns the IDs of numbers."""
 
     def __init__(self, event_ids: Iterable[str], count: int, names: Callable[[Sequence[int]], Sequence[str]]) -> None:
-        """``event_ids`` are ``count`` IDs in the order of their numbers. Raises ``HistoryError`` if one occurs twice."""
+        """Numbers ``count`` event IDs from 0, in the given order. Raises ``HistoryError`` if an ID occurs twice."""
         self._names = names
         self._hashes = array("q")
         self._mask = (1 << (2 * count).bit_length()) - 1
         self._table = array("i", bytes(4 * (self._mask + 1)))
-        """Places where hashes lead to, or behind: numbers + 1, 0 where there is none."""
+        """A hash table with open addressing. An entry is a number + 1, or 0 if the entry is free."""
         alike = [number for number, event_id in enumerate(event_ids) if self._add(number, hash(event_id))]
         self._refuse_repeated(alike)
 

@@ -59,7 +59,7 @@ class EventPart(NamedTuple):
     first: int
     events: Sequence[ParsedEvent]
     columns: Sequence[Sequence[object]]
-    """``EVENT_COLUMNS``; ``state_group`` is a group number."""
+    """The values of the ``EVENT_COLUMNS``, column by column. ``state_group`` is a group number."""
 
 
 class GivenEvents:
@@ -124,7 +124,7 @@ class RoomHistory:
     def __init__(
         self, source: EventSource, chunk: int = EVENTS_PER_CHUNK, watch: Callable[[int], None] = lambda _: None
     ) -> None:
-        """``watch`` is called from time to time with the number of events done.
+        """Computes everything. ``watch`` is called from time to time with the number of events done.
 
         Raises ``HistoryError`` if an event occurs twice.
         """
@@ -135,9 +135,9 @@ class RoomHistory:
         self.creator = walk.create.sender if walk.create is not None else None
         self.create_event_id = walk.create.event_id if walk.create is not None else None
         self._line = array("i", [-1]) * walk.count
-        """The group of the current state when an event had come in; -1: not known, or the event did not count."""
+        """The *line*: number of a live event -> group of the current state right after the event arrived, or -1."""
         self._changes = array("q")
-        """Three numbers for each change of the current state: index, group before or -1, group."""
+        """Three numbers for each change of the current state: index of the event, group before or -1, group after."""
         self._current = self._arrive()
         self._redacted_by = array("i", [-1]) * walk.count
         self._withheld = self._redact()
@@ -161,7 +161,7 @@ class RoomHistory:
 
     @property
     def rejected_events(self) -> int:
-        """The number of events that the auth rules refuse."""
+        """The number of rejected events."""
         return sum(bool(flag & REJECTED) for flag in self._flags)
 
     @property
@@ -200,12 +200,12 @@ class RoomHistory:
             self._note_change(self._last_live(OUTLIER), known, current)
         if live and not walk.in_order:
             self._walk_line(limit)
-        if (last := self._last_live(ACCEPTED)) >= 0:  # whoever goes on with the room begins with this line
+        if (last := self._last_live(ACCEPTED)) >= 0:  # the next batch in this room continues from this line
             self._line[last] = -1 if current is None else current
         return current
 
     def _walk_line(self, limit: int) -> None:
-        """Walks the line again in the given order, where no event waits for its prev events: a rebuild does the same."""
+        """Computes the line again in the given order, in which no event waits for its prev events, like a rebuild."""
         walk, flags = self._walk, self._flags
         extremities = ForwardExtremities[int](reached=NumberSet(limit), find=self._transparent_among, live=True)
         arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
@@ -225,7 +225,7 @@ class RoomHistory:
         arrivals.take(event)
 
     def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
-        """Returns those of some events that may be transparent for forward extremities."""
+        """Returns the events among these that may be transparent (``events.room.extremities``)."""
         flags = self._flags
         for number in numbers:
             if number < len(flags) and flags[number] & (ACCEPTED | BACKFILLED) and not flags[number] & OUTLIER:
@@ -246,7 +246,7 @@ class RoomHistory:
         return self._walk.states.judge.soft_fails(self._walk.event(event.event_id), ground)
 
     def _note_change(self, index: int, known: int | None, current: int | None) -> int | None:
-        """Records the change of the current state with an event. Returns the group that is known now."""
+        """Records that the current state changed with an event. Returns the last group of it that is known."""
         if current is None or current == known:
             return known
         self._changes.extend((index, -1 if known is None else known, current))
@@ -336,7 +336,10 @@ class RoomHistory:
         return (name for some in self._walk.chunks(numbers) for name in self._source.names(some))
 
     def _kept_groups(self) -> array[int]:
-        """Renumbers the groups before and after events. Groups only of intermediate current states are not stored (-1)."""
+        """Renumbers the groups before and after events. Groups that only intermediate current states have get -1.
+
+        Those are not stored.
+        """
         walk, builder = self._walk, self._walk.states.builder
         wanted = {*walk.after, *walk.before}
         wanted.discard(-1)

@@ -286,7 +286,7 @@ def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[Visibility
 
 
 def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
-    """Returns true if stored ranges begin below all events that are here, and the create event is not among these.
+    """Returns true if stored ranges begin below all stored events, and the create event is not among the stored events.
 
     Older events were purged then. Visibility right above them followed from them, so it cannot be recomputed.
     """

@@ -109,7 +109,7 @@ class RoomRows:
 
 
 class _CheckedStates(RoomStates):
-    """States computed by the rules, or the stored ones where they may have been given from outside.
+    """The states of a room: computed by the rules, or the stored ones if these may have been given from outside.
 
     ``told`` has the stored group before each such event. ``assign`` collects in ``differing`` the events for which the
     rules give another state.
@@ -165,7 +165,10 @@ class Computed:
         return None if self.current_group is None else self.ranges
 
     def before_is_stored(self, event: StoredEvent) -> bool:
-        """Returns true if the group that readers take as the state before an event has the right state, or if that is unknown."""
+        """Returns true if the group that readers take as the state before an event has the right state.
+
+        Also returns true if the right state is unknown.
+        """
         wanted = self.states.before.get(event.event_id)
         if wanted is None:
             return True
@@ -289,9 +292,9 @@ def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None
 def _cuts_of_before(
     rows: RoomRows, graph: Sequence[ParsedEvent], states: RoomStates, current: int | None
 ) -> list[VisibilityRow]:
-    """Returns the stored cuts of users who left before the oldest live event that is here, and have not joined again.
+    """Returns the stored cuts of users who left before the oldest stored live event, and have not joined again.
 
-    Their positions cannot be computed any more, so the stored rows are taken over.
+    The positions of these cuts cannot be computed any more, so the stored rows are taken as right.
     """
     places = [event.stream_ordering for event in graph if is_accepted(event) and event.stream_ordering is not None]
     first = min((place for place in places if place > 0), default=0)
@@ -308,7 +311,7 @@ def _cuts_of_before(
 def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
     """Returns ``{event: stored group before it}`` for events that may have come with a given state.
 
-    Those are events with a prev event that was perhaps not here, or had no state, when they came.
+    These are events with a prev event that perhaps was not stored, or had no state, when the event came.
     """
     by_id = {row.event_id: row for row in rows.events if not row.outlier}
     doubted = _contradicted(by_id, events, stored)
@@ -343,7 +346,7 @@ def _contradicted(
 ) -> set[str]:
     """Returns events whose own group disagrees with the stored state before an event directly on top of them.
 
-    Only events on top are considered that name no other prev event, and that surely came later.
+    An event on top is considered only if it names no other prev event and surely came later.
     """
     found = set()
     for row in by_id.values():

@@ -2,7 +2,7 @@
 
 A digest is a sum over the entries of a state, so it follows from the digest of the group below and the changes. Comparing
 the states of all events of a room therefore takes time in proportion to the delta rows. The rows may be damaged in any
-way: a missing row has the effect that it has for a reader.
+way: a missing row has the same effect here as for a reader.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class StoredGroups:
         return {key: event_id for key, event_id in whole.items() if event_id is not None}
 
     def _chains(self) -> dict[int, list[int]]:
-        # Delta rows of a group without a row count, because readers of higher groups in the chain apply them.
+        # Delta rows are included even if their group has no row, because readers of higher groups in the chain apply
+        # them.
         members: dict[int, set[int]] = {chain: set(changes) for chain, changes in self._changes.items()}
         for group, _, chain, *_ in self.rows.values():
             members.setdefault(chain, set()).add(group)

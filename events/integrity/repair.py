@@ -58,7 +58,7 @@ def resync_room(room_id: str, subject: str, using: str = "default", *, dry_run: 
     except RangesDisagree as error:
         return Resynced(found.report, left_as_it_is(found.report, error))
     del found  # it may be large
-    clear_caches()  # what this process caches of events may be of before the repair
+    clear_caches()  # this process may have cached events before the repair
     after = check_room(room_id, using)
     return None if mended is None or after is None else Resynced(mended.before, after)
 

@@ -83,7 +83,8 @@ _COLUMNS = {
 class Found:
     """The report on a room from one snapshot, and the values that its rows should have.
 
-    ``mark`` is the mark of the rows in that snapshot; null if nothing is to be repaired.
+    ``mark`` shows later whether the rows were written since that snapshot (``events.integrity.stored_rows.Mark``). It
+    is null if nothing is to be repaired.
     """
 
     report: RoomReport
@@ -105,9 +106,10 @@ class Mended:
 
 
 def find_damage(cursor: Any, room_id: str, subject: str | None = None) -> Found | None:
-    """Compares all that is stored of a room with its JSON, in the caller's snapshot; null if there is no such room.
+    """Compares the stored rows of a room with the JSON of its events, in the caller's snapshot.
 
-    Give the subject if the result is for ``repair_room``.
+    Returns null if there is no such room. ``subject`` is what ``repair_room`` will be asked to repair with this result
+    (``compare.SUBJECTS`` or ``compare.EVERYTHING``). Without it, the result is only a report and has no ``mark``.
     """
     rows = read_room(cursor, room_id)
     if rows is None:
@@ -282,7 +284,7 @@ class _Groups:
         """Computed group -> the builder's number of a group with that state."""
 
     def write(self) -> None:
-        """Stores the new groups, gives them to the events, and deletes old groups that no event needs any more."""
+        """Stores the new groups, assigns them to the events, and deletes old groups that no event needs any more."""
         numbers = {row.event_id: self._after(row.event_id) for row in self._rows}
         new = sorted(self._builder.kept(set(numbers.values())) - self._ids.keys())
         cursor = self._cursor
@@ -298,7 +300,8 @@ class _Groups:
     def _after(self, event_id: str) -> int:
         """Returns the number of the group after an event.
 
-        For a state event it is built on the group before the event, because readers find the state before the event there.
+        The group after a state event is built on the group before it, because readers take the group below as the state
+        before the event.
         """
         after, before = self._states.after[event_id], self._states.before.get(event_id)
         event = self._computed.events[event_id]

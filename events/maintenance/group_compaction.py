@@ -1,13 +1,13 @@
 """Rewrites the state groups of a room to fewer rows, beside writers and readers, by a plan of ``state.groups.compaction``.
 
-Stored groups are never changed, because processes cache them. New groups are written under new IDs, which no reader uses
-as long as no event has them. Then events move to them in small transactions, each after the old and new states were read
-back and found equal. At last the old groups are deleted like all that no event needs (``events.maintenance.group_gc``).
-Further rounds take along what writers meanwhile built on old groups.
+Stored groups are never changed, because processes cache them. New groups are written under new IDs, which no reader
+uses as long as no event has them. Then events move to them in small transactions, each after the old and new states
+were read back and found equal. Further rounds handle groups that writers meanwhile built on old groups. At last the old
+groups are deleted, like all groups that no event needs (``events.maintenance.group_gc``).
 
-The work may be stopped after any transaction: every event always has a group with its state. The next run plans from what
-is stored then. Assumes that no purge of the room runs meanwhile (``events.maintenance.purge_history.purge_lock``). Memory
-grows with the groups of the result.
+The work may be stopped after any transaction, because every event always has a group with its state. A later run makes
+a new plan from what is stored then. Assumes that no purge of the room runs meanwhile
+(``events.maintenance.purge_history.purge_lock``). Memory grows with the groups of the result.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class RoomCompaction:
         """Events that have a state."""
         self.moved = 0
         self.finished = True
-        """False after ``carry_out`` if events still have old groups, which were stored with them meanwhile."""
+        """False if old groups are still in use after ``carry_out``: writers stored events with them meanwhile."""
         self._new = Compression()
         self._ids: dict[int, int] = {}
         """The builder's number of a new group -> its ID, once it is stored."""
@@ -161,7 +161,7 @@ class RoomCompaction:
     def _take(
         self, places: Sequence[GroupPlace], needed: Collection[int], steps: Collection[int], only: Sequence[int] | None
     ) -> int:
-        """Adds groups to the plan, all or ``only`` these. Returns the number of their delta rows.
+        """Adds groups to the plan: all, or those in ``only``. Returns the number of their delta rows.
 
         Raises ``CompressionRefused`` if a group is damaged.
         """
@@ -202,8 +202,8 @@ class RoomCompaction:
             live = _live(places, needed)
             standing = set(self._ids.values())
             late = []
-            # Of groups that writers stored since the plan, those on new groups, or on none, may stay. The others count
-            # as late.
+            # Writers may have stored groups since the plan was made. Those built on new groups, or on no group, may
+            # stay. The others are late.
             for place in places:
                 if place.group <= self._highest or place.group in standing or place.group not in live:
                     continue
@@ -264,7 +264,7 @@ class RoomCompaction:
             yield [(group, self._ids[self._new.numbers[group]]) for group in part]
 
     def _move(self, pairs: Sequence[tuple[int, int]]) -> Iterator[None]:
-        """Gives the events of old groups the new ones, after checking that the states are equal.
+        """Moves the events of old groups to the new ones, after checking that the states are equal.
 
         Yields after every transaction. Raises ``CompressionWentWrong``.
         """

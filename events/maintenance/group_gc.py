@@ -1,7 +1,8 @@
 """Deletes the state groups of a room that no event needs any more, by a plan of ``state.groups.collection``.
 
-Rows are deleted or moved, and none is added. Transactions are small, and each locks the room's row first, as every write
-to a room does. Under that lock two things are checked: that no event or other group has come to need a planned group, and
+The plan lists groups to delete, and *runs*: unneeded neighbours in a chain, which are merged into one group. Rows are
+deleted or moved, and none is added. Transactions are small, and each locks the room's row first, as every write to a
+room does. Under that lock two things are checked: that no event or other group has come to need a planned group, and
 that the state above a merged run reads as before. The work may be stopped after any transaction and run again.
 """
 
@@ -132,16 +133,16 @@ def rooms_with_groups(using: str) -> list[str]:
 
 
 def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollection:
-    """Returns the plan for a room. Events below depth ``cut`` do not count as needing a group."""
+    """Returns the plan for a room. A group that only events below depth ``cut`` have is not needed."""
     groups, needed, _ = needed_groups(room_id, using, cut)
     return collection_of(groups, needed)
 
 
 def needed_groups(room_id: str, using: str, cut: int | None = None) -> tuple[list[GroupPlace], set[int], set[int]]:
-    """Returns three collections of groups: all of the room, ascending; the needed ones; those that accepted state events have.
+    """Returns all groups of the room (ascending), the needed groups, and the groups of accepted state events.
 
-    Events below depth ``cut`` do not count. For a group of an accepted state event, the group right below is needed, too,
-    because it is the state before the event.
+    Events below depth ``cut`` are ignored. A group is needed if an event has it. For a group of an accepted state
+    event, the group right below is needed, too, because it is the state before the event.
     """
     groups: list[GroupPlace] = []
     needed: set[int] = set()
@@ -215,7 +216,7 @@ class GroupPurge:
     def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
         """Deletes the groups, except those that are needed now.
 
-        When the groups were planned, all groups that build on them were among them.
+        When the plan was made, every group that was built on one of these was planned, too.
         """
         going = set(groups)
         # A group that stays needs the groups below it. So each round may find more that have to stay.
@@ -263,7 +264,10 @@ class GroupPurge:
 
     @staticmethod
     def _is_needed(cursor: Any, run: Run) -> bool:
-        """Returns true if an event needs a group of the run, another chain is built on one, or one is not stored any more."""
+        """Returns true if the run must stay.
+
+        That is so if an event needs a group of it, if another chain is built on one, or if one is no longer stored.
+        """
         # A target below the run takes over the state of the highest group, so its own state must not be needed, either.
         loose = [*run.absorbed, *([run.target] if run.target < run.absorbed[0] else [])]
         cursor.execute(_LOOSE_NOW, {"loose": loose, "chain": run.chain})
@@ -282,8 +286,8 @@ def _locked(room_id: str, using: str) -> Iterator[Any]:
 def _groups_at_once(state: StateDigest | None) -> int:
     """Returns how many groups to merge in one transaction.
 
-    Each transaction reads ``state``, the state above the run, to compare it. The larger that is, the more groups are
-    merged at once.
+    Each transaction reads ``state``, the state above the run, to compare it. The larger that state is, the more groups
+    are merged at once.
     """
     part = 0 if state is None else state.entries // _PIECES_OF_A_STATE
     return max(_GROUPS_PER_TRANSACTION, min(part, _MOST_GROUPS_PER_TRANSACTION))
@@ -300,6 +304,6 @@ def _columns(runs: Sequence[Run]) -> dict[str, list[int]]:
 
 
 def _needed(cursor: Any, groups: Sequence[int]) -> set[int]:
-    """Returns those of the groups that an event has, or that a group outside ``groups`` is built on."""
+    """Returns the groups among these that an event has, or on which a group outside ``groups`` is built."""
     cursor.execute(_NEEDED_NOW, {"groups": groups})
     return {group for (group,) in cursor.fetchall()}

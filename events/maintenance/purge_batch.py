@@ -124,9 +124,10 @@ _STATE_OPEN = "UPDATE events_room SET current_state_unresolved = true WHERE room
 
 @dataclass(frozen=True, slots=True)
 class PurgeRequest:
-    """The events to purge: those of the room below depth ``cut``, with messages of this server only if ``delete_local``.
+    """A request to purge the events of a room below depth ``cut``.
 
-    ``positions`` restricts this to events between two stream positions, both included, such as those in an archive.
+    Messages of this server are deleted only if ``delete_local`` is true, else they become outliers. ``positions``
+    restricts the purge to events between two stream positions, both included, such as those in an archive.
     """
 
     room_id: str
@@ -198,10 +199,11 @@ def purge_batch(
 
 
 def recompute_current_state(cursor: Any, room_id: str, using: str, freed: Sequence[str] = ()) -> None:
-    """Computes the current state again, after events have left the graph or come back into it, and notifies other processes.
+    """Computes the current state again, after events left the graph or came back into it. Notifies other processes.
 
-    The set of forward extremities may have changed, and with it the current state. This is done in the same way as when a
-    gap is filled. ``freed`` are stored events that the departed ones referred to. Assumes that the room is locked.
+    The set of forward extremities may have changed, and with it the current state. The code is the same as for a filled
+    gap. ``freed`` are the prev events, still stored, of the events that left the graph. Assumes that the room is
+    locked.
     """
     # Makes the batch compute the whole current state, instead of continuing the stored one.
     cursor.execute(_STATE_OPEN, [room_id])

@@ -5,9 +5,9 @@ as outliers, too, unless the request includes them. Events whose depth equals th
 
 Events go from the lowest depth up, some thousand in each transaction. Each transaction locks the room's row first, as
 every write to a room does, and notifies other processes by ``Room.content_generation`` and on the stream ``caches``.
-After each, the room is one whose history begins a little higher: prev events that are missing are backward extremities
-again, which backfill may fill, and a sync across them is limited. So a purge may be stopped after any transaction and run
-again.
+After each transaction, the room looks like one whose history begins a little higher. The missing prev events are
+backward extremities, so backfill may fetch them again, and a sync across them is limited. So a purge may be stopped
+after any transaction and run again.
 
 The caller then deletes state groups that no event needs (``events.maintenance.group_gc``).
 """
@@ -122,7 +122,7 @@ SELECT (SELECT count(*) FILTER (WHERE goes) FROM purged), (SELECT count(*) FILTE
 def cut_at_event(room_id: str, event_id: str, using: str) -> int:
     """Returns the depth of an event of the room.
 
-    Raises ``UnknownRoom``, and ``UnknownEvent`` if the event is not here, is an outlier, or is of another room.
+    Raises ``UnknownRoom``, and ``UnknownEvent`` if the event is not stored, is an outlier, or is of another room.
     """
     _check_room(room_id, using)
     found = _first(using, _EVENT, [event_id]) if can_be_stored(event_id) else None
@@ -135,7 +135,7 @@ def cut_at_time(room_id: str, ms: int, using: str) -> int:
     """Returns the depth of the last event before a time, or 0 if there is none. Raises ``UnknownRoom``.
 
     ``ms`` is compared with ``origin_server_ts``, in milliseconds since 1970. The last event is the last in stream order.
-    The depth is never higher than that of an event with a later ``origin_server_ts``.
+    The depth is never higher than that of an event whose ``origin_server_ts`` is not before the time.
     """
     _check_room(room_id, using)
     found = _first(using, _AT_TIME, {"room": room_id, "ms": ms})

@@ -145,10 +145,10 @@ class RoomPurge:
     def begin(self, by: str, *, block: bool, force: bool, positions: tuple[int, int] | None = None) -> None:
         """Carries out the first transaction. If a stopped run has done so already, only ``block`` is stored.
 
-        ``by`` is recorded as the user who asked for the purge. ``block`` forbids that the room is created again after it.
-        ``positions`` are the lowest and highest stream position in an archive of the room. Raises ``PurgeRefused`` if
-        users of this server are joined, unless ``force`` is true, or if the room has other positions than the archive.
-        Appends facts, so this process becomes a writer of the stream ``caches``.
+        ``by`` is recorded as the user who asked for the purge. ``block`` forbids that the room is created again
+        afterwards. ``positions`` are the lowest and highest stream position in an archive of the room. Raises
+        ``PurgeRefused`` if users of this server are joined, unless ``force`` is true, or if the room has other
+        positions than the archive. Appends facts, so this process becomes a writer of the stream ``caches``.
         """
         with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:
             # A writer that holds this lock commits first. One that waits for it finds no room afterwards.

@@ -1,16 +1,16 @@
-"""Restores archived events of a room at their old places, some thousand in each transaction, from the latest down.
+"""Restores archived events of a room at their old positions, some thousand in each transaction, from the latest down.
 
 The events come in a temporary table with the columns of an archive. They get their old stream positions, so readers do
 not take them for new ones, and the visibility ranges fit them as before. Their JSON is stored as archived, but redacted
 if it does not match its hash.
 
 Stored events stay as they are, because they may have been redacted, censored or backfilled since. Only an outlier that
-had a place in the graph gets it back. A redaction that came since applies. After every transaction the room is one whose
-history begins a little lower.
+had a place in the graph gets it back. A redaction that came since then is applied. After every transaction the room
+looks like one whose history begins a little lower.
 
-State groups come first, under new IDs. An archive has all groups that those of its events build on, so no stored group is
-touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs meanwhile
-(``events.maintenance.purge_history.purge_lock``).
+State groups come first, under new IDs. An archive has all groups on which the groups of its events build, so no stored
+group is touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs
+meanwhile (``events.maintenance.purge_history.purge_lock``).
 """
 
 from __future__ import annotations
@@ -163,9 +163,9 @@ SELECT %(room)s, hole.stream_ordering, hole.instance_name FROM restored_hole hol
 JOIN restored_fate fate ON fate.event_id = r.event_id
 ON CONFLICT (room_id, stream_ordering) DO NOTHING
 """
-#: Deletes timeline gaps that a purge made: no prev event is missing any more, and all of them came before the event. A
-#: gap stays where a prev event came later or by backfill: clients that have synced across the gap still have to ask for
-#: it.
+#: Deletes timeline gaps that a purge made: at events of which no prev event is missing any more, and all prev events
+#: came first. If a prev event came later or by backfill, the gap stays: clients that have synced across it still have
+#: to ask for that prev event.
 _OLD_HOLES = """
 DELETE FROM events_timelinegap hole USING (
     SELECT e.event_id, e.stream_ordering FROM events_eventedge edge JOIN events_event e USING (event_id)
@@ -205,7 +205,7 @@ WITH room AS (
     RETURNING room_id
 ) DELETE FROM events_eventvisibility v USING room WHERE v.room_id = room.room_id
 """
-#: Redactions that came while their targets were away, in stream order: the first that applies is stored.
+#: Redactions that came while their targets were not stored, in stream order. The first that applies is recorded.
 _LATE_REDACTIONS = """
 SELECT redaction.event_id, target.event_id
 FROM events_event redaction JOIN events_event target ON target.event_id = redaction.redacts
@@ -216,7 +216,7 @@ ORDER BY redaction.stream_ordering
 _REDACTED = "UPDATE events_event SET redacted_by = %s WHERE event_id = %s AND redacted_by IS NULL"
 _REDACT = "UPDATE restored_event SET json = %s, redacts = %s, relates_to = %s WHERE event_id = %s"
 _OF_ANOTHER_EVENT = (Reason.WRONG_EVENT_ID, Reason.DUPLICATE_KEY)
-"""Why a text is not that of the event: what it says may be anything."""
+"""Reasons that show that a text is not the JSON of the event. Its content may be anything."""
 _NO_VERDICT = Verdict(False, None, False, None, True, True)
 _COUNTS = "SELECT count(*) FILTER (WHERE is_new), count(*) FILTER (WHERE NOT is_new) FROM restored_fate"
 
@@ -257,8 +257,8 @@ SELECT EXISTS (
 class EventsRestored:
     """The progress of a restore, in events.
 
-    ``restored`` were inserted, ``placed`` were outliers and got their place back, ``here`` were left as they are.
-    ``redacted`` had a redaction that came while they were away.
+    ``restored`` events were inserted. ``placed`` events were outliers and got their place in the graph back. ``here``
+    events were stored already and stay as they are. ``redacted`` events were redacted while they were not stored.
     """
 
     restored: int = 0
@@ -268,7 +268,7 @@ class EventsRestored:
 
 
 def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
-    """Stores the groups of ``restored_group`` and ``restored_delta`` under new IDs. Returns how many groups that are.
+    """Stores the groups of ``restored_group`` and ``restored_delta`` under new IDs. Returns the number of groups.
 
     Each old ID is recorded with its new one in the table ``mapping``, in the columns ``archived`` and ``id``.
     """
@@ -280,7 +280,7 @@ def copy_groups(cursor: Any, room_id: str, mapping: str) -> int:
 
 
 def restore_room(cursor: Any, room_id: str) -> None:
-    """Inserts the room itself, its current state and its ranges, for a room that is not here.
+    """Inserts the room itself, its current state and its ranges, for a room that is not stored.
 
     Call it before ``restore_events``, in the same transaction.
     """
@@ -343,7 +343,7 @@ def restore_events(room_id: str, mapping: str, using: str, done: EventsRestored,
 def _redact_misfits(cursor: Any) -> None:
     """Replaces JSON in ``restored_event`` by its redacted form if it does not match its content hash.
 
-    JSON of another event, or with a key twice, is removed.
+    JSON of another event, or with a duplicate key, is removed.
     """
     cursor.execute("SELECT event_id, room_version, json FROM restored_event WHERE json IS NOT NULL")
     for event_id, version, text in cursor.fetchall():
@@ -379,7 +379,7 @@ def _check_positions(cursor: Any) -> None:
 
 
 def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
-    """Flags restored events whose redaction came while they were away. Returns the flagged events."""
+    """Flags restored events whose redaction came while they were not stored. Returns the flagged events."""
     cursor.execute(_LATE_REDACTIONS, {"room": room_id})
     pairs: Sequence[tuple[str, str]] = cursor.fetchall()
     if not pairs:

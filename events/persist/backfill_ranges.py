@@ -1,13 +1,12 @@
 """Writes the visibility ranges of backfilled events, in whatever batches they arrive.
 
-The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, in which each event's
-own state stands for the line. A *run* is a sequence of neighbouring events with known states. Ranges continue within a
-run.
+The result is the same as that of a rebuild of the room. Backfilled events have ranges of their own, separate from those
+of live events. These ranges follow the state after each event, not the room's current state. A *run* is a sequence of
+neighbouring events with known states. Ranges continue within a run.
 
-A batch extends and joins runs. Where a new run touches a stored one, stored ranges are extended instead of written again
-next to it. The first event of the stored run was computed without an event before it, so it is computed again. The time
-is in proportion to the batch, not to the room. Assumes the caller's transaction with the room's row locked, and that the
-events are written.
+A batch extends and joins runs. Where a new run touches a stored run, the stored ranges are extended. The first event of
+the stored run was computed without an event before it, so it is computed again. The time is in proportion to the batch,
+not to the room. Assumes the caller's transaction with the room's row locked, and that the events are written.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ class _Placed(NamedTuple):
     event_id: str
     place: int
     known: bool
-    """True if its state is known."""
+    """True if the event's state is known."""
 
 
 def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collection[int]) -> None:
-    """Writes the changes of ranges around these positions (at least one).
+    """Writes the changes of ranges around the given positions, at least one.
 
-    Events there are new, or now have a state, or have another verdict.
+    The event at such a position is new, or now has a state, or now has another verdict.
     """
     changed = sorted(places)
     with connections[room.using].cursor() as cursor:
@@ -81,7 +80,7 @@ def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_
     """Yields sequences of events that became neighbours, including the stored events at both ends."""
     part: list[_Placed] = []
     for event in events:
-        # Neighbours with a changed position between or at them. Other neighbours are in one stored run already.
+        # The two events became neighbours if a changed position lies at or between them. Others are in one stored run.
         if part and event.known and bisect_left(changed, part[-1].place) < bisect_right(changed, event.place):
             part.append(event)
             continue
@@ -99,7 +98,7 @@ def _is_new(part: Sequence[_Placed], changed: Sequence[int]) -> bool:
 class _Part:
     """Events whose ranges are computed together.
 
-    The first may be the end of a stored run, the last the beginning of another.
+    The first event may be the end of a stored run. The last event may be the beginning of another stored run.
     """
 
     def __init__(
@@ -122,8 +121,8 @@ class _Part:
         for row in worked_out.rows:
             self._put(row)
         self._end(worked_out.still_open())
-        # A stored event that was the first of its run has rows that were computed without an event before it: these are deleted.
-        # Between the two ends such a run was the event alone, so its ranges are deleted as well.
+        # If a stored event was the first of its run, some of its rows were computed without an event before it. These
+        # are deleted. A stored event between the two ends was a run of its own, so its ranges are deleted as well.
         for event in self._kept:
             if event.place != self._below:
                 alone = self._worked_out([event])
@@ -149,7 +148,8 @@ class _Part:
     def _put(self, row: VisibilityRow) -> None:
         """Adds a range that ended, or the row of a single event.
 
-        If the first event is stored already, the rows that begin with it are, too: its ranges are extended.
+        If the range begins at a stored first event, extends the stored range instead. Single rows of that event are
+        stored already.
         """
         if row.kind in OF_THE_LINE:
             return
@@ -174,7 +174,7 @@ class _Part:
                 self._new.add(whole)
 
     def _lengthen(self, row: VisibilityRow) -> None:
-        """Extends a stored range that ended with the first event."""
+        """Extends the stored range that ends with the first event. Adds the range if there is no such stored range."""
         met = self._running(self._below, above=False).get((row.user_id, row.kind))
         if met is not None:
             self._gone.add(met)

@@ -53,9 +53,9 @@ class Incoming:
     place in the graph. ``backfilled``: the event is old and was requested.
 
     ``state_before`` has the IDs of the events that make up the room's state before the event, as given from outside. It
-    is used where prev events, or their states, are not here. These events are stored, or are in the same batch, normally
-    as outliers. Entries whose auth chain is not here, or does not allow them, do not count. A stored event without a known
-    state gets one if it arrives again with ``state_before``.
+    is used if prev events, or their states, are missing. The events that it names must be stored or be in the same
+    batch, normally as outliers. An entry is ignored if its auth chain is incomplete or does not allow it. A stored
+    event without a known state gets one if it arrives again with ``state_before``.
     """
 
     json: bytes
@@ -98,7 +98,7 @@ class PersistOutcome:
     refused: list[RefusedEvent] = field(default_factory=list)
     bad_content_hashes: int = 0
     unfinished_rooms: list[str] = field(default_factory=list)
-    """Rooms in which a gap was filled below more events than are processed at once: call ``resolve_room`` for them."""
+    """Rooms in which a gap was filled below too many events for one batch. Call ``resolve_room`` for them."""
 
 
 def persist(
@@ -149,8 +149,8 @@ def with_state(event: Incoming, state: Iterable[bytes], auth_chain: Iterable[byt
     """Returns the batch that stores ``event`` on top of the given state.
 
     ``state`` and ``auth_chain`` hold the exact bytes of events. Unreadable ones stay in the batch, so that ``persist``
-    refuses them with a reason, but they are no part of the state. Entries count only with their whole ``auth_chain``, as
-    far as it is not stored. Raises ``ValueError`` if ``event.room_version`` is missing.
+    refuses them with a reason, but they are no part of the state. An entry of the state is ignored unless every event
+    of its auth chain is stored or is given here. Raises ``ValueError`` if ``event.room_version`` is missing.
     """
     if event.room_version is None:
         raise ValueError("Give the room version: how to read the state depends on it.")
@@ -183,9 +183,9 @@ def _parse(
 ) -> list[_Placed]:
     """Returns the parsed events, each once; adds refused ones and duplicates to ``outcome``.
 
-    Several copies with one ID, room and room version become one event. A copy with a place in the graph is preferred to
-    an outlier, then the first one. Its content is taken from a copy that matches its hash, because pruned and tampered
-    copies have the same ID.
+    Copies with the same ID, room and room version become one event. Its place in the graph comes from a copy that is no
+    outlier, if there is one. Its content comes from a copy that matches its hash, if there is one, because pruned and
+    tampered copies have the same ID.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
@@ -355,7 +355,9 @@ def _check_given(event_ids: Any) -> None:
 
 @dataclass(slots=True)
 class _Work:
-    """The work of a batch, by room. ``places`` and ``rooms`` are by event ID: the index in the batch, and the room.
+    """The events of a batch and their given states, by room.
+
+    ``places`` maps event IDs to indexes in the batch. ``rooms`` maps event IDs to rooms.
 
     Before room version 3 senders choose the IDs of events, so two rooms may claim one ID.
     """
@@ -366,7 +368,7 @@ class _Work:
     rooms: dict[str, str] = field(default_factory=dict)
 
     def add(self, placed: _Placed, *, stored: bool) -> None:
-        """Adds an event. With ``stored`` the event is here already, and only its given state is added."""
+        """Adds an event. If it is ``stored`` already, adds only its given state."""
         event = placed.event
         self.places.setdefault(event.event_id, placed.place)
         self.rooms[event.event_id] = event.room_id
@@ -447,7 +449,7 @@ def _with_stored_content(
 
 
 def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
-    """Returns the event, with the stored content if only that matches its hash."""
+    """Returns the event. It gets the stored content if only the stored content matches its hash."""
     if event.content_hash_matches:
         return event
     try:

@@ -1,12 +1,13 @@
 """Finds events of a batch that would close a cycle over stored events.
 
-This is possible before room version 3, where senders choose the IDs: A refers to B, which is not here; then B arrives and
-refers to A. No event on a cycle has a place in the graph, and the room would lose all its forward extremities.
+This is possible before room version 3, where senders choose the IDs. A is stored and refers to B, which is missing.
+Then B arrives and refers to A. No event on a cycle has a place in the graph, and the room would lose all forward
+extremities.
 
-A cycle is closed by an event that stored events refer to. Prev events are searched upwards from such events of the batch.
-That takes time in proportion to the events above them, and happens only if there are some, as when a gap is filled. Auth
-events are searched downwards, because their chains are short. Assumes the caller's transaction with the room's row
-locked.
+Only an event to which stored events refer can close a cycle. From such events of the batch, the edges to prev events
+are searched upwards. The time is in proportion to the events above them. Most batches have no such events; one that
+fills a gap has. The edges to auth events are searched downwards, because auth chains are short. Assumes the caller's
+transaction with the room's row locked.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A backfilled event may be stored before the events that it builds on. It has no state then and is shown to nobody. When
 the missing events arrive, or the state is given from outside, ``persist`` authorises the events above again in the same
-transaction, ``MOST_FILLED`` at most. If more are left, it names the room as unfinished, and ``resolve_room`` continues.
-It is idempotent and may be called at any time.
+transaction. It handles at most ``MOST_FILLED`` of them. If more are left, it returns the room as unfinished, and the
+caller continues with ``resolve_room``. ``resolve_room`` is idempotent and may be called at any time.
 """
 
 from __future__ import annotations

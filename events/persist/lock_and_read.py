@@ -19,15 +19,17 @@ from streams.db.driver import Statement, send_together
 
 __all__ = ["EventFacts", "GroupFacts", "RoomReading", "lock_and_read"]
 
-#: Two transactions may create one room: A inserts the row, B waits here for the end of A. The content generation is the time, so
-#: a room that was deleted and is created again has another one, and no process uses what it kept of the old room.
+#: Two transactions may create one room: A inserts the row, B waits here for the end of A. The content generation is the
+#: time. So a room that was deleted and is created again has another generation, and no process uses what it cached of
+#: the old room.
 _MAKE_ROOM = """
 INSERT INTO events_room (room_id, room_version, content_generation)
 SELECT room_id, room_version, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 FROM unnest(%(begun)s::text[], %(versions)s::text[]) AS new (room_id, room_version)
 ORDER BY room_id ON CONFLICT (room_id) DO NOTHING
 """
-#: The version of a room that is known by outliers only comes from any server. The room's own create event corrects it.
+#: If only outliers of a room are known, any server may have stated its version. The room's own create event corrects
+#: it.
 _CORRECT_VERSIONS = """
 UPDATE events_room r SET room_version = own.version, content_generation = content_generation + 1
 FROM unnest(%(own_rooms)s::text[], %(own_versions)s::text[]) AS own (room_id, version)
@@ -108,15 +110,16 @@ class GroupFacts:
 class RoomReading:
     """The rooms of a batch as they are under the lock.
 
-    ``asked`` are the IDs that were looked up: the batch's own events, their prev and auth events, the forward extremities
-    and the latest events. ``events`` has those of them that are stored. ``groups`` has the state groups after prev
-    events, forward extremities and latest events. ``extremities`` has the forward extremities by room.
+    ``own`` are the IDs of the batch's events. ``asked`` are all IDs that were looked up: those of ``own``, of their
+    prev and auth events, of the forward extremities and of the latest events. ``events`` has the stored ones among
+    them. ``groups`` has the state groups after prev events, forward extremities and latest events. ``extremities`` has
+    the forward extremities by room.
     """
 
     rooms: dict[str, Room] = field(default_factory=dict)
     extremities: dict[str, list[str]] = field(default_factory=dict)
     latest: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """Room -> its latest accepted live event, and the position of that."""
+    """Room -> (its latest accepted live event, the position of that event)."""
     asked: set[str] = field(default_factory=set)
     events: dict[str, EventFacts] = field(default_factory=dict)
     groups: dict[int, GroupFacts] = field(default_factory=dict)
@@ -132,10 +135,11 @@ class RoomReading:
 def lock_and_read(
     events: Collection[ParsedEvent], using: str, rooms: Collection[str] = (), *, building: bool = True
 ) -> RoomReading:
-    """Locks and reads the rooms of the events, and ``rooms``.
+    """Locks the rooms of the events and the rooms in ``rooms``, and reads what the batch refers to.
 
-    Creates rows for rooms that a create event or an outlier begins, unless the auth rules refuse the create event. With
-    ``building`` false no state groups are going to be written, so the statement does not look for tips of chains.
+    A create event or an outlier of an unknown room creates the room's row, unless the auth rules refuse the create
+    event. If ``building`` is false, no state groups will be written. The statement then does not look up which groups
+    are the last of their chains.
     """
     creates = [event for event in events if event.type == "m.room.create" and is_create(event)]
     outliers = [event for event in events if event.outlier and event.type != "m.room.create"]

@@ -40,7 +40,7 @@ _EARLIER_REDACTIONS = """
 SELECT event_id, redacts FROM events_event WHERE redacts = ANY(%s) AND room_id = %s ORDER BY stream_ordering
 """
 MOST_FILLED = 2_000
-"""Most stored events that get their state with one batch. ``events.persist.gap_filling`` handles the rest."""
+"""The largest number of stored events that get a state with one batch. ``events.persist.gap_filling`` does the rest."""
 #: Events without state above some events, nearest first. It uses the edges' index, so its time is in proportion to the result.
 _ABOVE = """
 WITH RECURSIVE above AS (
@@ -57,14 +57,14 @@ _PLACES = "SELECT event_id, stream_ordering FROM events_event WHERE event_id = A
 _JUDGED_BY_PRUNED = ("m.room.member", *PRUNED_TYPES)
 """Types whose auth rules read content that a redaction removes."""
 _BASES = 3
-"""Groups of forward extremities that a given state is compared with, to store it as a small delta."""
+"""The number of groups of forward extremities with which a given state is compared, to store it as a small delta."""
 
 
 @dataclass(slots=True)
 class Filled:
-    """Stored events whose state has become known, authorised again, with their stream positions (``places``).
+    """Stored events whose state has become known. They are authorised again. ``places`` has their stream positions.
 
-    ``rejected`` are those of them that were accepted before. ``more`` is true if there are events left.
+    ``rejected`` are the events that were accepted before and are rejected now. ``more`` is true if events are left.
     """
 
     events: list[ParsedEvent] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Filled:
 
     @property
     def live(self) -> bool:
-        """True if some of them are live. The ranges of the room's line have to be recomputed then."""
+        """True if some of the events are live. The visibility ranges of live events have to be recomputed then."""
         return any(place > 0 for place in self.places.values())
 
 
@@ -84,13 +84,15 @@ class RoomChanges:
 
     events: list[ParsedEvent] = field(default_factory=list)
     backfilled: int = 0
-    """The number of backfilled events of the graph, which come first. Outliers may be backfilled as well, uncounted."""
+    """The number of backfilled events in the graph, which come first. Outliers that are backfilled are not included."""
     refused: list[tuple[ParsedEvent, EventRefused]] = field(default_factory=list)
     create: ParsedEvent | None = None
     new_extremities: list[str] = field(default_factory=list)
     gone_extremities: list[str] = field(default_factory=list)
     state_changes: list[tuple[int, str, str, str | None, str | None]] = field(default_factory=list)
-    """(number, type, state_key, new event ID, previous event ID), null for an entry that is removed or is new."""
+    """(number, type, state_key, new event ID, previous event ID).
+
+    The new ID is null if the entry is removed. The previous ID is null if the entry is new."""
     current_unresolved: bool = False
     visibility_unresolved: bool = False
     ranges: list[VisibilityRow] = field(default_factory=list)
@@ -107,9 +109,13 @@ class RoomChanges:
     old_states: RoomStates | None = None
     """The states from which ranges of backfilled events are computed after the rows are written. Null: no such ranges."""
     own_place: bool = False
-    """The current state changes without a live event. The change gets its own position, with the number ``len(events)``."""
+    """True if the current state changes without a live event.
+
+    The change then gets a position of its own, under the number ``len(events)``."""
     visibility_to_rebuild: bool = False
-    """All needed states are known, and stored ranges cannot be continued: all are recomputed after the rows are written."""
+    """True if stored ranges cannot be continued, but all needed states are known.
+
+    All ranges of the room are then recomputed after the rows are written."""
     new_groups: list[tuple[bool, int]] = field(default_factory=list)
     """(is full, hops) of each state group that was written."""
     reused_groups: int = 0
@@ -119,8 +125,9 @@ class RoomChanges:
 class RoomBatch:
     """The computation for one room.
 
-    ``events`` are parsed, of that room, not stored, each once. ``given`` has the states before events as given from
-    outside: event ID to event IDs. Its keys may be stored events without state, too.
+    ``events`` are parsed events of that room, none of them stored or listed twice. ``given`` has the states before
+    events that came from outside. It maps the ID of an event to the IDs of the state events. Its keys may also be
+    stored events that have no state yet.
     """
 
     def __init__(
@@ -136,20 +143,22 @@ class RoomBatch:
         self._version = room_version(room.room_version)
         self._given = given or {}
         self.again: Sequence[str] = ()
-        """Stored events without state that can have one now."""
+        """Stored events that have no state yet, and for which it can be computed now."""
         self.freed: Sequence[str] | None = None
-        """Set if stored events left the graph or came back into it: the prev events of those that left."""
+        """The prev events of stored events that left the graph.
+
+        Null unless stored events left the graph or came back into it."""
         self._using = using
         events_here = StoredEvents(using, room.room_id, room.content_generation, reading)
         self.stored = StoredRoom(room.room_id, using, events_here, reading)
         self.changes = RoomChanges()
         self._moved = False
-        """Memberships or the history visibility of the current state changed without an accepted live event."""
+        """True if memberships or history visibility changed in the current state without an accepted live event."""
         self._batch = list(events)
         self.states: RoomStates
 
     def work_out(self) -> RoomChanges:
-        """Returns all changes of the batch. Called once."""
+        """Computes all changes of the batch. Called once."""
         self.stored.read(self._batch)
         given = self._read_given()
         self._refuse_what_closes_a_cycle(given)
@@ -210,7 +219,7 @@ class RoomBatch:
         return states
 
     def _note_redacted(self, states: RoomStates, events: Sequence[ParsedEvent]) -> None:
-        """Looks up which power levels and third-party invites that event auth uses for these events are redacted."""
+        """Looks up which of the power levels and third-party invites that authorise these events are redacted."""
         judged = [event for event in events if event.type in _JUDGED_BY_PRUNED]
         if not judged:
             return
@@ -221,7 +230,10 @@ class RoomBatch:
         states.judge.redacted |= self.stored.redacted([*named, *(found for found in levels if found)], PRUNED_TYPES)
 
     def _fill(self) -> None:
-        """Assigns states that can be computed now: to stored events above the new ones, and to new events above these."""
+        """Assigns the states that become known with this batch.
+
+        Stored events above new ones may get a state. So may new events above those stored events.
+        """
         states = self.states
         new = [event.event_id for event in self._batch if not event.outlier]
         seeds = [*self.again, *(event_id for event_id in states.given if event_id not in new)]
@@ -258,9 +270,9 @@ class RoomBatch:
         self._batch = [event for event in self._batch if event.event_id not in found]
 
     def _refuse_what_has_no_place(self, given: Collection[str]) -> None:
-        """Refuses live events without their prev events, and puts the batch into causal order.
+        """Refuses live events whose prev events are missing, and puts the batch into causal order.
 
-        A backfilled event may have gaps below it, but only a create event has no prev events at all.
+        The prev events of a backfilled event may be missing. Only a create event may name no prev events at all.
         """
         order, left = causal_order(self._batch)
         inside: set[str] = set()
@@ -338,10 +350,14 @@ class RoomBatch:
     def _arrive(
         self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
     ) -> list[Step]:
-        """Numbers the events: backfilled, live, outliers. Returns the steps of accepted live events."""
+        """Lets the events arrive: backfilled ones, live ones, outliers. Numbers them in this order.
+
+        Returns one ``Step`` for each accepted live event.
+        """
         changes, states = self.changes, self.states
-        # A filled event may be reached by live events now, and so may another prev event of an event above the batch: its
-        # given state may be that of both together. So the stored forward extremities have to be checked again.
+        # In two cases the stored forward extremities have to be checked again. A filled event may now be reached by
+        # live events. And a stored event E with a given state may name an event of the batch and another event X: if
+        # the given state is the one that both together lead to, E now reaches X, too.
         again = changes.filled.events or self._is_below_a_merge()
         freed = () if self.freed is None and again else self.freed
         extremities = self.stored.extremities_below([*old, *live], states, changes.filled.rejected, freed)
@@ -372,7 +388,7 @@ class RoomBatch:
         return steps
 
     def _is_below_a_merge(self) -> bool:
-        """Returns true if a stored event builds on an event of the batch and on others."""
+        """Returns true if a stored event names an event of the batch and other events as its prev events."""
         above = {event_id for _, event_id in self._reading.above}
         self.stored.events.load(above)
         return any(len(self.stored.events[event_id].prev_event_ids) > 1 for event_id in above)
@@ -430,8 +446,8 @@ class RoomBatch:
     def _see(self, steps: Sequence[Step]) -> None:
         """Computes the ranges of live events. Ranges of backfilled events are written later, when their positions are known."""
         changes, builder, events = self.changes, self.states.builder, self.states.events
-        # Ranges can only be continued at the end of the line. All are recomputed if something changed below it: filled live
-        # events, or the current state without an accepted live event.
+        # Ranges can only be continued after the room's last event. All are recomputed if something changed before it:
+        # stored live events were filled, or the current state changed without an accepted live event.
         moved = changes.filled.live or (self._moved and self._row.room_id in self._reading.latest)
         if self._row.visibility_unresolved or changes.visibility_unresolved or moved:
             changes.visibility_to_rebuild = not (changes.visibility_unresolved or changes.current_unresolved)
@@ -459,9 +475,9 @@ class RoomBatch:
         return self.stored.after[event_id]
 
     def _stored_ranges(self, group: int | None) -> StoredRanges:
-        """Returns the end of the stored ranges.
+        """Returns which stored ranges are open after the last accepted event.
 
-        It follows from the state after the last accepted event and the current state.
+        They follow from the state after that event and from the current state.
         """
         line = self._line_before
         if group is None or line is None:
@@ -501,7 +517,7 @@ class RoomBatch:
     def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:
         """Adds redacted targets to the changes.
 
-        Returns the redactions with an effect, and the stored ones among all examined.
+        Returns the IDs of the redactions that have an effect, and the IDs of the stored redactions that were examined.
         """
         freed = [new[event_id].redacts or "" for event_id in self.changes.filled.rejected]
         earlier = self._redactions_of({*new, *freed})
@@ -543,9 +559,9 @@ class RoomBatch:
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
     """Returns the given state as a map.
 
-    ``events`` has stored events and those of the batch. The map may contain rejected events, and some without their auth
-    chains: ``RoomStates`` leaves them out once all events are authorised. Raises ``EventRefused`` (``bad-state``) if this
-    is not a state of the event's room.
+    ``events`` has stored events and those of the batch. The map may contain rejected events, and events whose auth
+    chains are incomplete. ``RoomStates`` leaves them out once all events are authorised. Raises ``EventRefused``
+    (``bad-state``) if this is not a state of the event's room.
     """
     found: dict[StateKey, str] = {}
     for event_id in dict.fromkeys(named):
@@ -574,9 +590,9 @@ def _bad_state(detail: str) -> EventRefused:
 
 
 def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
-    """Returns stored events without state that are above ``below`` or ``seeds``, and those of ``seeds`` without one.
+    """Returns stored events without a state: those above ``below`` or ``seeds``, and those among ``seeds``.
 
-    The result maps event IDs to positions. At most ``MOST_FILLED`` events come from the search.
+    The result maps event IDs to positions. At most ``MOST_FILLED`` events above are returned.
     """
     with connections[using].cursor() as cursor:
         cursor.execute(_ABOVE, {"below": [*below, *seeds], "room": room_id, "most": MOST_FILLED})
@@ -590,7 +606,7 @@ def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[st
 def _judge_again(states: RoomStates, found: Sequence[ParsedEvent], waiting: Sequence[ParsedEvent]) -> Filled:
     """Authorises stored events again with the states of the events below, and assigns states to new events above them.
 
-    ``found`` have their positions. ``waiting`` are new events without state so far.
+    ``found`` are the stored events, with their positions. ``waiting`` are the new events that have no state so far.
     """
     # A rejection is final. Only events that were accepted so far are authorised again.
     again = [structs.replace(event, rejection_given=event.rejected_reason is not None) for event in found]

@@ -1,8 +1,8 @@
-"""The stored part of a room that a batch of new events needs: read once, under the room's lock.
+"""Reads the stored part of a room that a batch of new events needs, once, under the room's lock.
 
-The content of events and the states of groups never change, so every process keeps the most recently used of them.
-Everything that can change is read under the lock: which events exist, their verdicts, and the group of each. So nothing
-that another process does can make the kept values wrong. Assumes the caller's transaction with the room's row locked.
+The content of events and the states of groups never change, so every process caches the most recently used of them.
+Everything that can change is read under the lock: which events exist, their verdicts, and the group of each. So no
+other process can make the cached values wrong. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _RESOLVED_KEPT = 20_000
 _Changed = tuple[int, Mapping[StateKey, "str | None"]]
 _events: SharedCache[object, ParsedEvent] = SharedCache(_EVENTS_KEPT)
 _states: SharedCache[object, Mapping[StateKey, str]] = SharedCache(_ENTRIES_KEPT, len)
-#: Groups -> the ID of the stored group that they resolve to. Or the ID of one of them, and the changes from it to their
-#: resolution: no event has that state, so no group of it is stored.
+#: Set of group IDs -> the ID of the stored group that they resolve to. If no event has the resolved state, no group of
+#: it is stored. The value is then the ID of one group of the set, with the changes from its state to the resolved
+#: state.
 _resolved: SharedCache[object, int | _Changed] = SharedCache(
     _RESOLVED_KEPT, lambda found: 1 if isinstance(found, int) else 1 + len(found[1])
 )
@@ -51,7 +52,8 @@ _FACTS = """
 SELECT event_id, outlier, rejected_reason, soft_failed, state_group, room_id FROM events_event WHERE event_id = ANY(%s)
 """
 _NO_CHANGE = "e.state_key IS NULL OR e.rejected_reason IS NOT NULL"
-#: The groups after events, with the columns that a builder needs. Every group has delta rows, so these show the last of a chain.
+#: The groups after events, with the columns that a builder needs. Every group has delta rows, so the delta rows show
+#: which group is the last of its chain.
 _GROUPS = """
 SELECT after.event_id, g.id, g.chain, hops, rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
@@ -65,7 +67,8 @@ SELECT g.chain, hops, rows_to_read, NOT EXISTS (
 )
 FROM state_stategroup g WHERE g.id = %s
 """
-#: The group before an event: for an accepted state event the one below that after it, for any other event the same one.
+#: The group before an event. For an accepted state event it is the group below its own group (``prev_group``). For any
+#: other event it is its own group.
 _BEFORE = f"""
 SELECT g.id, g.chain, g.hops, g.rows_to_read, NOT EXISTS (
     SELECT FROM state_stategroupdelta d WHERE d.chain = g.chain AND d.state_group > g.id
@@ -82,7 +85,8 @@ WITH RECURSIVE chain AS (
     SELECT unnest(auth.auth_event_ids) FROM chain JOIN events_eventauth auth USING (event_id)
 ) SELECT event_id FROM chain
 """
-#: Those of these events, and of the events in their auth chains, whose own state is not known, with their auth events.
+#: Events without a known state of their own, with their auth events. They are searched among some events and, through
+#: the events found, in the auth chains of those.
 _WITHOUT_STATE = """
 WITH RECURSIVE found AS (
     SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND state_group IS NULL
@@ -92,8 +96,8 @@ WITH RECURSIVE found AS (
     WHERE e.state_group IS NULL
 ) SELECT event_id, auth_event_ids FROM found LEFT JOIN events_eventauth USING (event_id)
 """
-#: The edges above these events, and above transparent ones: is the event above accepted, is it live, and does it certainly
-#: reach the one below (``RoomStates.reached``).
+#: The edges above some events, and above the transparent events met on the way. Each edge has three flags: the upper
+#: event is accepted, it is live, and it certainly reaches the lower event (``RoomStates.reached``).
 _EDGE = f"""
 SELECT edge.prev_event_id, edge.event_id,
     NOT e.soft_failed AND e.rejected_reason IS NULL AS accepted, e.stream_ordering > 0 AS live,
@@ -126,7 +130,7 @@ SELECT event_id FROM events_event WHERE event_id = ANY(%s) AND redacted_by IS NO
 
 
 class StoredEvents(dict[str, ParsedEvent]):
-    """A map of all stored events by ID, each read on first use. Values set here hide what is stored.
+    """A map of all stored events by ID, each read on first use. An event set in the map overrides the stored one.
 
     Cached content is used only in its own room and with the same ``generation``. Rewriting the stored content of a room
     changes that number.
@@ -244,7 +248,7 @@ class StoredRoom:
         self.events.load([*prevs, *auths])
 
     def adopt_after(self, event_ids: Collection[str]) -> None:
-        """Adopts the groups after these events. Skips events that are not of this room, wherever their IDs come from."""
+        """Adopts the groups after these events. Skips events of other rooms."""
         missing = []
         for event_id in event_ids:
             if event_id in self.after:
@@ -310,8 +314,8 @@ class StoredRoom:
     def _recall(self, groups: frozenset[int]) -> int | None:
         """Returns the number of the group that these groups resolved to before, or null.
 
-        Events above one merge share that group, in whatever batch they arrive. With several forward extremities, each batch
-        begins with the current state that the one before ended with.
+        Events above the same merge share the resolved group, even if they arrive in different batches. In a room with
+        several forward extremities, each batch begins with the current state with which the previous batch ended.
         """
         if not groups <= self.ids.keys():
             return None
@@ -328,7 +332,7 @@ class StoredRoom:
         return None if facts is None else self._number(group, GroupFacts(*facts))
 
     def keep_resolved(self, ids: Mapping[int, int]) -> None:
-        """Caches what groups resolved to in this batch. ``ids`` has the IDs of stored and new groups by number."""
+        """Caches the resolutions of this batch. ``ids`` maps numbers of groups to the IDs of stored and new groups."""
         for groups, outcome in self.resolved.items():
             if not groups <= ids.keys():
                 continue
@@ -348,9 +352,9 @@ class StoredRoom:
         self.events.load(sorted(named))
 
     def without_state(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the stored events without a known state among these and in their auth chains.
+        """Returns the stored events without a known state, among these events and in their auth chains.
 
-        Loads them together, with their auth events.
+        Also loads the returned events and their auth events, all at once.
         """
         with connections[self.using].cursor() as cursor:
             cursor.execute(_WITHOUT_STATE, [sorted(event_ids)])
@@ -359,13 +363,13 @@ class StoredRoom:
         return set(found)
 
     def live_ones(self, event_ids: Collection[str]) -> set[str]:
-        """Returns those of these events that are stored as live events of the room."""
+        """Returns the events among these that are stored as live events of the room."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_LIVE, [list(event_ids), self.room_id])
             return {event_id for (event_id,) in cursor.fetchall()}
 
     def redacted(self, event_ids: Collection[str], types: Sequence[str]) -> set[str]:
-        """Returns those of these events that are redacted and have one of the types."""
+        """Returns the events among these that are redacted and have one of the types."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_REDACTED, [list(event_ids), list(types)])
             return {event_id for (event_id,) in cursor.fetchall()}
@@ -378,11 +382,11 @@ class StoredRoom:
         rejected: Collection[str] = (),
         freed: Collection[str] | None = None,
     ) -> ForwardExtremities[str]:
-        """Returns the forward extremities before a batch of events of the graph, whose states are assigned.
+        """Returns the forward extremities before a batch of events in the graph, whose states are assigned.
 
-        ``rejected`` are stored events that the batch rejects. ``freed`` is given if stored events left the graph or came
-        back into it. It has the prev events of those that left, which may become forward extremities. In that case stored
-        forward extremities are checked, too: some may no longer be any.
+        ``rejected`` are stored events that the batch rejects. ``freed`` is null unless stored events left the graph or
+        came back into it. It has the prev events of those that left, because they may become forward extremities. If it
+        is not null, stored forward extremities that are no longer any are removed.
         """
         found = _StoredExtremities(self, {event.event_id for event in batch}, states, set(rejected))
         found.give_way(freed)
@@ -390,25 +394,32 @@ class StoredRoom:
 
 
 class _StoredExtremities:
-    """The stored events that ``ForwardExtremities`` needs, found upwards from the forward extremities."""
+    """The search for the stored events that ``ForwardExtremities`` needs, upwards from the forward extremities.
+
+    ``ForwardExtremities`` explains when an event *counts* and when it is *reached*.
+    """
 
     def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
         self._room, self._own, self._states, self._rejected = room, own, states, rejected
         self._stored = set(room.extremities) - rejected
         self._begins_live = room.room_id in room.reading.latest
         self._known: dict[bool, dict[str, _Through]] = {}
-        """``extremities.live`` -> transparent events by ID. If it is true, backfilled events are transparent, too."""
+        """``extremities.live`` -> transparent events by ID. If ``live`` is true, they include backfilled events."""
         reached: set[str] = set()
         self._reached_by: dict[str, Sequence[str]] = {}
         self.extremities = ForwardExtremities(
             room.extremities, reached, self._find, live=self._begins_live, reaches=self._reaches
         )
-        # Stored events may reach new ones already. ``above`` has the stored events above all events of the reading.
+        # Stored events may reach new ones already. ``above`` shows that for the events of the reading. For others, the
+        # stored events above them are searched in any case.
         if not own.isdisjoint(prev for prev, _ in room.reading.above) or not own <= room.reading.own:
             reached |= self._reached(own)
 
     def give_way(self, freed: Collection[str] | None) -> None:
-        """Replaces forward extremities that are now rejected by the events that they build on, unless others reach these."""
+        """Removes forward extremities that the batch rejects. Their prev events take their place, unless still reached.
+
+        ``freed`` is as in ``StoredRoom.extremities_below``.
+        """
         extremities = self.extremities
         below = [event_id for event_id in extremities.current if event_id in self._rejected]
         covered = set[str]() if freed is None else self._reached(extremities.current)
@@ -416,7 +427,8 @@ class _StoredExtremities:
             del extremities.current[event_id]
         seen = set(below)
         prevs = {*(freed or ()), *self._below(below)} - seen
-        # The walk goes down: an event that counts and is not reached becomes a forward extremity; it continues below others.
+        # The walk goes down through events that are not reached. One that counts becomes a forward extremity. Below one
+        # that does not count, the walk continues.
         while prevs:
             seen |= prevs
             reached = self._reached(prevs)
@@ -433,17 +445,18 @@ class _StoredExtremities:
         return {prev for event_id in found for prev in self._room.events[event_id].prev_event_ids}
 
     def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
-        """Returns those of these events that are in the graph, each with true if it counts."""
+        """Returns the events among these that are in the graph, each with true if it counts."""
         with connections[self._room.using].cursor() as cursor:
             cursor.execute(_VERDICTS, [sorted(event_ids), self._room.room_id])
             rows = cursor.fetchall()
         return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
 
     def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
-        """Returns those of these events that may not count and lead down to a forward extremity or an event of the batch."""
+        """Returns the events among these that may not count and have a forward extremity or batch event below them."""
         found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
         live = self.extremities.live
-        # Stored forward extremities count. After the first live event they may be backfilled ones, which no longer do.
+        # Stored forward extremities count. But once the batch has brought the room's first live event, backfilled
+        # forward extremities no longer count.
         known = self._own if live != self._begins_live else self._own | self._stored
         others = [event_id for event_id in event_ids if event_id not in known]
         if others:
@@ -460,7 +473,7 @@ class _StoredExtremities:
         return {event_id: _Through(event_id, tuple(prevs)) for event_id, prevs in below.items()}
 
     def _reached(self, event_ids: Collection[str]) -> set[str]:
-        """Returns all events that are reached from above by stored events that count, on the paths down to these events."""
+        """Returns the events that stored events reach: some of these events, and others on the paths down to them."""
         below: dict[str, set[str]] = {}
         stack = []
         for prev, event_id, accepted, live in self._above(event_ids):
@@ -496,7 +509,10 @@ class _StoredExtremities:
         return self._reached_by[event_id]
 
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
-        """Returns (event, stored event that reaches it, accepted, live) of all paths upwards, up to events that count."""
+        """Returns the edges of all paths upwards from these events, up to events that count.
+
+        An edge is (event, stored event that reaches it, accepted, live). The flags are those of the upper event.
+        """
         values: dict[str, Any] = {
             "below": sorted(event_ids),
             "room": self._room.room_id,
@@ -519,7 +535,7 @@ class _StoredExtremities:
 
 @dataclass(frozen=True, slots=True)
 class _Through:
-    """A stored transparent event (it does not count), with the prev events that lead down to what is searched."""
+    """A stored event that does not count, with those of its prev events that lead down to a searched event."""
 
     event_id: str
     prev_event_ids: tuple[str, ...]

@@ -1,11 +1,11 @@
 """Finds rows of ``events`` and ``backfill`` that change the current state of rooms.
 
-Cached values that depend on the state are dropped then. A row ``["state", …]`` changes an entry. A redaction of a state
-event changes what its entry says. The row of a redaction has only the ID of its target, so the stored target is looked
-up. A redaction of a message changes nothing.
+Cached values that depend on the state are dropped because of such rows. A row ``["state", …]`` changes an entry. A
+redaction of a state event changes the content of its entry. The row of a redaction has only the ID of its target, so
+the stored target is looked up. A redaction of a message changes nothing.
 
 Some changes have no row: state that becomes unknown, redactions that take effect late or lose their effect, purge,
-restore and repair. These call ``streams.caching.invalidate_room_state`` where they are made.
+restore and repair. The code that makes such a change calls ``streams.caching.invalidate_room_state`` itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EventsStateChanges:
 
 
 class BackfillStateChanges:
-    """The state changes in rows of ``backfill``: an old redaction may have an entry of the current state as its target."""
+    """The state changes in rows of ``backfill``: a backfilled redaction may redact an entry of the current state."""
 
     def may_change(self, row: Sequence[Any]) -> bool:
         """Returns true for a redaction."""

@@ -1,6 +1,6 @@
-"""Writes the changes of a batch: table by table, in one message to the server once positions are reserved.
+"""Writes the changes of a batch, table by table. Once positions are reserved, all rows go to the server in one message.
 
-Assumes the caller's transaction with the rooms locked. What only few batches need (new state groups, gaps) takes
+Assumes the caller's transaction with the rooms locked. Changes that only few batches have (new state groups, gaps) take
 additional round trips.
 """
 
@@ -54,7 +54,7 @@ FROM unnest(%s::text[], %s::text[]) AS moved (old, new) WHERE leaf.event_id = mo
 """
 _DROP_LEAVES = "DELETE FROM events_forwardextremity WHERE event_id = ANY(%s::text[])"
 _CLOSE_GAPS = "DELETE FROM events_backwardextremity WHERE room_id = %s AND event_id = ANY(%s::text[])"
-#: Runs after the events of the batch are inserted, so these are no gaps.
+#: Runs after the events of the batch are inserted, so that none of them is stored as a gap.
 _OPEN_GAPS = f"""
 {INSERT_INTO["events_backwardextremity"]}
 SELECT %(room)s, prev FROM unnest(%(prevs)s::text[]) AS prev
@@ -207,7 +207,10 @@ def _shares(
 
 
 def _needs_no_position(changes: RoomChanges) -> bool:
-    """Returns true for one live event whose position no other row contains. Most messages are such events."""
+    """Returns true if there is one new event, it is live, and no other row contains its position.
+
+    Most messages are such events.
+    """
     told = (changes.state_changes, changes.ranges, changes.closed, changes.own_place)
     again = (changes.filled.events, changes.visibility_to_rebuild)
     return len(changes.events) == 1 and not changes.events[0].backfilled and not any((*told, *again))
@@ -216,7 +219,7 @@ def _needs_no_position(changes: RoomChanges) -> bool:
 def _write_lone(
     room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
-    """Writes such an event. Its position is reserved in the message that writes everything."""
+    """Writes an event for which ``_needs_no_position`` is true. The position is reserved in the same message."""
     positions: dict[str, int] = {}
     writing = _Statements()
     writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
@@ -232,7 +235,7 @@ def _reserve(
 ) -> tuple[Reservation | None, Reservation | None]:
     """Reserves positions for live events, for state changes without a live event, and for backfilled events.
 
-    Returns the two reservations, null where none is needed.
+    Returns the reservation of the stream ``events``, and that of the stream ``backfill``. Each is null if not needed.
     """
     backward = sum(event.backfilled for changes in rooms for event in changes.events)
     forward = sum(len(changes.events) + changes.own_place for changes in rooms) - backward
@@ -253,8 +256,8 @@ def _all_positions(
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
     """Returns the position of each event.
 
-    Live events get theirs in order. Of backfilled events the oldest gets the one furthest from zero. A state change
-    without a live event is found under the room ID.
+    Live events get ascending positions in their order. The oldest backfilled event gets the position furthest from
+    zero. The position of a state change without a live event is found under the room ID.
     """
     old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]
@@ -366,16 +369,16 @@ class _RoomWriter:
     def changed_members(self) -> list[str] | None:
         """Returns the users whose membership in the current state changes, or None if that state does not change.
 
-        Processes of this version find most changes in the rows of ``events``. Workers of version 1.43 drop their cached
-        values for the row of ``caches`` that goes with every change. Called before the rows are written.
+        Processes of this version find most changes in the rows of ``events``. Workers of version 1.43 go by the row of
+        ``caches`` that is written with every change. Must be called before the rows are written.
         """
         changes, known = self._changes, self._stored.events
         if changes.current_unresolved and not self._room.current_state_unresolved:
             members = CurrentState.objects.using(self._stored.using).filter(room_id=self.room_id, type="m.room.member")
             return list(members.values_list("state_key", flat=True))
         users = {user for _, kind, key, _, _ in changes.state_changes for user in users_of(kind, key)}
-        # Processes look up the target of a redaction in a row of ``events``. So only other redactions are handled here:
-        # stored ones that take effect now, and those that lost their effect.
+        # If a row of ``events`` is a redaction, processes look up its target themselves. So only other redactions are
+        # handled here: stored ones that take effect now, and those that lost their effect.
         new = {event.event_id for event in changes.events}
         rejected = set(changes.filled.rejected)
         unflagged = [event.redacts or "" for event in changes.filled.events if event.event_id in rejected]
@@ -441,7 +444,10 @@ class _RoomWriter:
         ]
 
     def _key(self, number: int) -> str:
-        """Returns the key of a number in the positions: an event ID, or the room ID for a state change without a live event."""
+        """Returns the key under which a number's position is found: the ID of its event.
+
+        For a state change without a live event it is the room ID.
+        """
         return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
 
     # --- updated rows ----------------------------------------------------------------------------------
@@ -451,7 +457,7 @@ class _RoomWriter:
             self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
-        """Writes what depends on the written rows: gaps, and visibility ranges that are recomputed or of backfilled events."""
+        """Writes the rows that depend on the others: gaps, recomputed ranges, and ranges of backfilled events."""
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
@@ -464,7 +470,7 @@ class _RoomWriter:
                 write_backfill_ranges(self._stored, self._changes.old_states, [*new, *old])
 
     def _open_gaps(self, using: str) -> None:
-        """Stores backward extremities for prev events that are not here."""
+        """Stores backward extremities for prev events that are missing."""
         missing = {prev for event in self._graph for prev in event.prev_event_ids if not self._stored.in_graph(prev)}
         if missing:
             with connections[using].cursor() as cursor:
@@ -472,7 +478,7 @@ class _RoomWriter:
                 self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
 
     def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
-        """Stores where a sync that starts below a gap meets it: at the first live event above the gap."""
+        """Stores a timeline gap at the first live event above each new gap, where a sync from below meets the gap."""
         above: set[int] = set()
         for event in self._graph[self._changes.backfilled :]:
             if below := new.intersection(event.prev_event_ids):

@@ -1,1 +1,1 @@
-"""The rules of one room: graph, event auth, extremities, state at every event."""
+"""Applies the rules of one room: graph, event auth, extremities, state at every event."""

@@ -1,12 +1,12 @@
-"""Event auth: applies the auth rules when an event comes in, and decides on rejection and soft failure (pure).
+"""Applies the auth rules to incoming events, and decides on rejection and soft failure (pure).
 
 An event is *rejected* if its own auth events or the state before it do not allow it. It is *soft-failed* if the room's
 current state does not allow it. That is checked only for events that do not build on the current state. A verdict that
-another server stated with the event is taken over.
+another server stated with the event is kept.
 
-Events that authorise others are read as they are at that moment. For example, before room version 11 a redacted power
-levels event has lost its ``invite`` level, and what that level forbade is allowed from then on. State resolution reads
-events as they were sent.
+If an event that authorises others is redacted, event auth reads its redacted form from then on. For example, before
+room version 11 a redacted power levels event has lost its ``invite`` level, and invites that the level forbade are
+allowed. State resolution reads events as they were sent.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 PRUNED_TYPES = (POWER_LEVELS[0], "m.room.third_party_invite")
-"""State of which a redaction takes something away that the rules ask for."""
+"""Types of state events from which a redaction removes content that the auth rules read."""
 
 _ASKED_ANEW = ("m.room.create", "m.room.redaction", POWER_LEVELS[0])
-"""Of all other events that are no state the rules ask for type, sender and auth events only."""
+"""Types of events of which the auth rules read more than type, sender and auth events, even if they are no state."""
 _MOST_ASKED = 10_000
 
 REFUSED_BY_AUTH_EVENTS = "auth events"
@@ -50,14 +50,14 @@ def is_asked_by_sender(event: AuthEvent) -> bool:
 
 
 def is_third_party_invite(event: ParsedEvent) -> bool:
-    """Returns true for an invite that an identity server signed. Another server than the inviter's may have sent it."""
+    """Returns true for an invite that an identity server signed. Its sender's server need not have sent it."""
     return event.membership == "invite" and "third_party_invite" in event.content
 
 
 def as_seen_by(event: ParsedEvent, server: str) -> ParsedEvent:
-    """Returns the event as the named server has it: that server soft-fails events of others, never those of its own users.
+    """Returns the event as the named server stores it. A server never soft-fails events of its own users.
 
-    A stated soft failure is kept.
+    If a soft failure was stated with the event, it is kept.
     """
     if event.soft_failure_given or event.sender.partition(":")[2] != server:
         return event
@@ -67,9 +67,9 @@ def as_seen_by(event: ParsedEvent, server: str) -> ParsedEvent:
 class EventAuthorizer:
     """Event auth for the events of one room.
 
-    ``events`` are the known events, each with its verdict once it has one. With ``trusting`` an event without auth events
-    counts as one whose auth events the source left out, as dumps do. Only the state before it is checked then. A create
-    event has none anyway.
+    ``events`` are the known events, each with its verdict once it has one. If ``trusting`` is true, an event without
+    auth events is taken as one whose source left them out, as dumps do. It is then checked only against the state
+    before it. A create event is not affected, because it never has auth events.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EventAuthorizer:
         self._create = create
         self._trusting = trusting
         self.redacted: set[str] = set()
-        """Events of ``PRUNED_TYPES`` that are redacted by now."""
+        """Events of ``PRUNED_TYPES`` that have been redacted."""
         self._asked: dict[tuple[str, str, tuple[str, ...], int], tuple[list[ParsedEvent], str | None]] = {}
 
     def rejection(self, event: ParsedEvent, before: State | None) -> str | None:
@@ -98,7 +98,7 @@ class EventAuthorizer:
         return self._rules.refusal(event, self._as_it_is(current)) is not None
 
     def note_redaction(self, redaction: ParsedEvent, before: State | None) -> None:
-        """Records an accepted redaction on top of a state. From now on the redacted form of its target is read."""
+        """Records an accepted redaction that follows a state. From now on the redacted form of its target is read."""
         target = self._events.get(redaction.redacts or "")
         if target is None or target.type not in PRUNED_TYPES:
             return
@@ -110,7 +110,11 @@ class EventAuthorizer:
         return _Redacted(state, self.redacted, self._rules.version) if self.redacted else state
 
     def by_auth_events(self, event: ParsedEvent) -> str | None:
-        """Returns why the listed auth events do not allow the event, or null, also if not all of them are known."""
+        """Returns why the event's own auth events do not allow it, or null.
+
+        If some of them are missing, the known ones are checked as far as possible. The result is null if they give no
+        reason, except for an outlier that is a third-party invite.
+        """
         if self._trusting and not event.auth_event_ids and event.type != CREATE[0]:
             return None
         here = []
@@ -122,7 +126,7 @@ class EventAuthorizer:
         return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
-        """Returns the answer for these auth events, computed once for all messages of a sender that list the same ones."""
+        """Returns the result of ``_by_these``, computed once for all messages of a sender with the same auth events."""
         asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # which only grows
         before = self._asked.get(asked)
         if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):
@@ -143,7 +147,7 @@ class EventAuthorizer:
             return self._rules.refusal(event, self._as_it_is(state))
         if event.outlier and is_third_party_invite(
             event
-        ):  # nobody but they can tell, and its sender need not have signed it
+        ):  # only the auth events could prove it, and its sender need not have signed it
             return "not all of them are here, and the event is a third party's invite"
         return None
 

@@ -1,4 +1,4 @@
-"""Forward extremities, current state and soft failure, while events arrive one by one (pure).
+"""Tracks forward extremities, current state and soft failure while events arrive one by one (pure).
 
 Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events they
 refer to stay forward extremities until an accepted live event reaches them. ``ForwardExtremities`` is the only
@@ -21,8 +21,10 @@ from state.rules.auth_selection import State
 __all__ = ["Arriving", "EventExtremityTracker", "ExtremityTracker", "ForwardExtremities", "GroupsAfter"]
 
 _MOST_STATES_ON_THE_WAY = 50
-"""While leaves have more different states than that, the current state is left as it was: resolving it anew with every event
-would take time in proportion to the square of their number. The final one is always worked out."""
+"""The most different states of forward extremities that are resolved after every event.
+
+With more of them the current state stays as it was until the last event: to resolve it after every event would take
+time in proportion to the square of their number. The final current state is always computed."""
 _Id_co = TypeVar("_Id_co", covariant=True)
 _Id_contra = TypeVar("_Id_contra", contravariant=True)
 
@@ -58,12 +60,13 @@ class ForwardExtremities(Generic[Id]):
         live: bool = False,
         reaches: Callable[[Node[Id]], Sequence[Id]] = lambda node: node.prev_event_ids,
     ) -> None:
-        """Continues a stored room: its forward extremities, and IDs of events still to come that are reached already.
+        """Continues from the forward extremities of a stored room (``current``).
 
-        ``find`` returns, of some events, those in the graph that do not count, as far as anything relevant is reached
-        through them. Without it the events that have arrived are remembered. ``reached`` is extended. ``live``: an
-        accepted live event is stored, or is part of this batch. ``reaches`` returns the prev events that an event reaches:
-        all of them, unless the state before the event was given.
+        ``reached`` has the IDs of events that have not arrived yet but are reached already. It is extended. ``find``
+        receives event IDs and returns the events among them that are in the graph and do not count. It may leave out
+        events through which nothing relevant is reached. Without ``find``, the events that have arrived are remembered.
+        ``live`` is true if an accepted live event is stored, or is part of this batch. ``reaches`` returns the prev
+        events that an event reaches. These are all of them, unless the state before the event was given.
         """
         self.live = live
         self.reaches = reaches
@@ -78,9 +81,9 @@ class ForwardExtremities(Generic[Id]):
         return is_accepted(node) and not (node.backfilled and self.live)
 
     def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
-        """Adds an event of the graph. Returns whether it is a forward extremity now, and the events that no longer are.
+        """Adds an event of the graph. Returns true if it is a forward extremity now, and the events that no longer are.
 
-        An event that does not count changes nothing until it is reached.
+        An event that does not count (rejected, soft-failed or backfilled) has no effect until another event reaches it.
         """
         gone = self._begin() if not self.live and not node.backfilled and is_accepted(node) else []
         if self._here is not None and (node.backfilled or not is_accepted(node)):
@@ -122,7 +125,10 @@ class ForwardExtremities(Generic[Id]):
         return gone
 
     def _reach_below(self, node: Node[Id]) -> list[Id]:
-        """Removes the prev events of an event that counts or is reached, and continues below events that do not count."""
+        """Marks the prev events of an event as reached, and removes and returns forward extremities among them.
+
+        Continues with the prev events of reached events that do not count.
+        """
         gone = []
         below = [node]
         while below:
@@ -155,9 +161,10 @@ class ExtremityTracker(Generic[Id]):
         after: GroupsAfter[Id],
         fails: Callable[[Arriving[Id], State], bool],
     ) -> None:
-        """``here`` holds earlier events that are referred to, and is extended. ``after`` maps events to the groups after them.
+        """Starts with the current state that follows from ``extremities``.
 
-        ``fails`` returns true if a state does not allow an event.
+        ``here`` holds the earlier events that are referred to. Every arriving event is added to it. ``after`` maps
+        events to the groups after them. ``fails`` returns true if a state does not allow an event.
         """
         self.extremities = extremities
         self._states = states
@@ -216,7 +223,7 @@ class ExtremityTracker(Generic[Id]):
 
 
 class EventExtremityTracker(ExtremityTracker[str]):
-    """The same for events by their IDs."""
+    """An ``ExtremityTracker`` for events that are identified by their event IDs."""
 
     def __init__(self, states: RoomStates, extremities: ForwardExtremities[str], here: Iterable[str] = ()) -> None:
         super().__init__(states, extremities, set(here), states.after, self._judged)
@@ -225,7 +232,7 @@ class EventExtremityTracker(ExtremityTracker[str]):
         """Adds an event of the graph. Returns it with its verdict, which is stored in ``RoomStates.events`` as well."""
         prevs = event.prev_event_ids
         on_extremities = self.extremities.live and is_accepted(event) and len(prevs) == len(self.extremities.current)
-        # Above a given state an event may reach less than it refers to: then what is left aside stays a leaf.
+        # An event on top of a given state may reach only some of its prev events. The others stay forward extremities.
         if (
             on_extremities
             and len(self.extremities.reaches(event)) == len(prevs)
@@ -245,7 +252,7 @@ class EventExtremityTracker(ExtremityTracker[str]):
 class _LeafGroups(Generic[Id]):
     """The number of forward extremities in each group (null: unknown group).
 
-    A room with many forward extremities needs no search this way.
+    With these counts, a room with many forward extremities needs no search for the groups of its current state.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""The event graph of a room: causal order, cycles and gaps (pure).
+"""Examines the event graph of a room: causal order, cycles and gaps (pure).
 
-Edges lead from an event to its prev events, and where the order matters to its auth events. Outliers are not in the graph.
-Everything here is linear in events and edges.
+Edges lead from an event to its prev events. Some functions also follow edges to auth events. Outliers are not in the
+graph. Everything here is linear in events and edges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Id = TypeVar("Id", bound=Hashable)
-"""What events are called: their IDs, or numbers."""
+"""The type of the keys that identify events: event IDs, or numbers."""
 _Id_co = TypeVar("_Id_co", bound=Hashable, covariant=True)
 
 
@@ -74,10 +74,11 @@ def refers_to(node: NodeWithAuth[Id]) -> tuple[Id, ...]:
 def causal_order(
     nodes: Sequence[NodeWithAuth[str]], *, auth: bool = False, also: Mapping[str, Iterable[str]] | None = None
 ) -> tuple[list[int], list[int]]:
-    """Returns the indexes in causal order, else as given, and the indexes that lie on or above a cycle.
+    """Returns the indexes of the events in causal order, and the indexes of those that lie on or above a cycle.
 
-    With ``auth`` the auth events of an event come before it too, and so do the events that ``also`` lists for it.
-    References to events outside ``nodes`` are ignored, and so are the prev events of outliers.
+    Each event comes after its prev events. If ``auth`` is true, it also comes after its auth events. It also comes
+    after the events that ``also`` lists for it. If this leaves the order open, it is the given order. References to
+    events outside ``nodes`` are ignored, and so are the prev events of outliers.
     """
     if len(nodes) == 1 and not also:  # an event does not name itself (``events.format.parsing``)
         return [0], []
@@ -108,7 +109,10 @@ def cycles(
     auth: bool = False,
     also: Mapping[str, Iterable[str]] | None = None,
 ) -> list[int]:
-    """Returns those of the indexes left over by ``causal_order`` that lie on a cycle or between two. The others lie above."""
+    """Returns the indexes of ``left`` that lie on a cycle or between two cycles. The others lie above a cycle.
+
+    ``left`` is the second result of ``causal_order``.
+    """
     return on_cycles(left, _below(nodes, auth, also or {}).__getitem__) if left else []
 
 
@@ -123,14 +127,14 @@ def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, It
 
 
 Below = Callable[[int], Iterable[int]]
-"""The numbers that a number refers to; one may be named twice."""
+"""A function that returns the numbers to which a number refers. A number may occur twice in its result."""
 
 
 def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = None) -> tuple[array[int], array[int]]:
-    """Returns 0 to ``count`` - 1 in causal order, else ascending, and the numbers on or above a cycle.
+    """Returns the numbers 0 to ``count`` - 1 in causal order, and the numbers that lie on or above a cycle.
 
-    With ``members`` (ascending) only these are ordered, and references to others are ignored. Takes some bytes for each
-    number and edge.
+    Numbers whose order is open are ascending. If ``members`` is given (ascending), only these numbers are ordered, and
+    references to others are ignored. Takes some bytes of memory for each number and edge.
     """
     numbers = range(count) if members is None else array("q", members)
     inside = _Marked(count, numbers)
@@ -148,7 +152,10 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
 
 
 def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
-    """Returns the number of members that each member refers to, and a function for the reverse edges, kept in one array."""
+    """Returns how many members each member refers to, and a function that returns the members that refer to a number.
+
+    The function's edges are kept in one array.
+    """
     waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
     for number in inside:
         for other in below(number):
@@ -182,7 +189,10 @@ class _Marked:
 
 
 def on_cycles(left: Collection[int], below: Below) -> list[int]:
-    """Returns those of the numbers left over by ``numbers_in_order`` that lie on a cycle or between two. The others lie above."""
+    """Returns the numbers of ``left`` that lie on a cycle or between two cycles. The others lie above a cycle.
+
+    ``left`` is the second result of ``numbers_in_order``.
+    """
     staying = set(left)
     above = dict.fromkeys(staying, 0)
     for number in staying:

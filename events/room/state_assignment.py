@@ -43,7 +43,7 @@ def is_create(event: ParsedEvent) -> bool:
 
 
 class Reaching(Protocol):
-    """An event by its ID, and what it refers to."""
+    """An event with its prev events."""
 
     @property
     def prev_event_ids(self) -> tuple[str, ...]: ...
@@ -69,7 +69,7 @@ class GroupState:
             return None
 
     def at(self, group: int) -> GroupState:
-        """Returns the state of another group. If that builds on this one, it takes over the entries found so far."""
+        """Returns the state of another group. If it builds on this one, the entries found so far are moved to it."""
         state = GroupState(self._builder, group, self._events)
         below, changes = self._builder.step(group)
         if below == self.group:
@@ -84,9 +84,9 @@ class Stored:
 
     ``events`` finds every stored event of the room. ``after`` has the adopted groups of the events that the batch refers
     to. ``prepare`` is called with states before they are resolved, so that their events can be read in one query.
-    ``trusting`` is false: an event without auth events is refused, as servers do. ``recall`` returns the known resolution
-    of some groups, and ``resolved`` collects the resolutions of this batch. ``whole``: every event of the room is in
-    memory.
+    ``recall`` returns the known resolution of some groups, and ``resolved`` collects the resolutions of this batch.
+    If ``trusting`` is false, an event without auth events is rejected, as by servers (``EventAuthorizer``).
+    ``whole`` is true if every event of the room is in memory.
     """
 
     events: MutableMapping[str, ParsedEvent]
@@ -101,7 +101,7 @@ class Stored:
 
 
 class RoomStates:
-    """The states of one room. ``events`` holds every event by its ID, after ``assign`` with its verdict."""
+    """The states of one room. ``events`` holds every event by its ID, and after ``assign`` with its verdict."""
 
     def __init__(self, version: RoomVersion, events: Sequence[ParsedEvent], stored: Stored | None = None) -> None:
         self.version = version
@@ -117,21 +117,23 @@ class RoomStates:
         self.rules = AuthRules(version, signed_by)
         self.judge = EventAuthorizer(self.rules, self.events, self.create, trusting=stored is None or stored.trusting)
         self.given: dict[str, Mapping[StateKey, str]] = {}
-        """States before events as told from outside: used where prev events, or their states, are not here."""
+        """States before events as given from outside. They are used if prev events, or their states, are missing."""
         self.unplaced: Collection[str] = ()
-        """Where states are given: events of the batch, and stored ones that have no known state of their own."""
+        """The events of the batch, and the stored events without a known state of their own.
+
+        Needed only if there are given states."""
         self._holding: dict[str, bool] = {}
         self.on_given: set[str] = set()
-        """Events whose state before is the one that was given."""
+        """Events for which the given state was used as the state before them."""
         self.bases: Sequence[int] = ()
-        """Groups that a given state is likely to be near to."""
+        """Groups from which a given state is likely to differ little."""
         self._resolved = stored.resolved if stored is not None else {}
         self._whole = stored is None or stored.whole
         self._last_state: GroupState | None = None
 
     @cached_property
     def auth_graph(self) -> AuthGraph:
-        """The auth events of the room's state, as resolution asks for them."""
+        """The graph of auth events that state resolution reads."""
         return AuthGraph(self.events, self.version, self.create.event_id if self.create is not None else None)
 
     def assign(self, events: Sequence[ParsedEvent]) -> None:
@@ -146,7 +148,7 @@ class RoomStates:
             self.walk(above[number] for number in causal_order(above, auth=True, also=also)[0])
 
     def walk(self, events: Iterable[ParsedEvent]) -> None:
-        """Does the same for events that are in causal order already."""
+        """Does the same as ``assign`` for events that are in causal order already."""
         for event in events:
             if event.state_key is not None:  # others take no part in resolutions
                 self.auth_graph.rank(event.event_id)
@@ -180,11 +182,15 @@ class RoomStates:
         return self._resolved[resolvable]
 
     def reached(self, event: Reaching, before: int | None, came_before: Container[str]) -> Sequence[str]:
-        """Of the prev events of an event those that it *reaches*: whose state the one before it takes into account.
+        """Returns the prev events that an event *reaches*: those whose states went into the state before the event.
 
-        All of them where the state before it is theirs, or is not known. One that was told from outside may be another: it takes
-        only those into account that came before (``came_before``). Without this a server could have an event stored above a gap,
-        with a state of old, and the room go back to that when what it kept to itself comes and leads down to the leaves.
+        If that state (``before``) follows from the prev events, or is not known, all are reached. If it was given from
+        outside, it may be some other state. Then the event reaches the prev events in ``came_before``, which were
+        stored before it. A prev event that came later is reached only if its state equals ``before``, or if the states
+        of all known prev events together resolve to ``before``.
+
+        Otherwise a server could send an event above a gap, with an old state, and withhold the events in the gap. Once
+        these arrived and led down to the forward extremities, the room would go back to the old state.
         """
         prevs = event.prev_event_ids
         late = [prev for prev in prevs if prev not in came_before]
@@ -229,8 +235,9 @@ class RoomStates:
     def _before(self, event: ParsedEvent) -> int | None:
         """Returns the group before an event, or null if it is not known.
 
-        A given state counts for the prev events that are missing. It is resolved with the states of the others: without this
-        a server could take the room back to an old state, by an event on a forward extremity and on one that it withholds.
+        A given state stands for the prev events that are missing. It is resolved with the states of the other prev
+        events. Otherwise a server could take the room back to an old state, with an event on top of a forward extremity
+        and of an event that the server withholds.
         """
         known = self._after_prevs(event)
         if known is not None or event.event_id not in self.given or not event.prev_event_ids:
@@ -243,11 +250,11 @@ class RoomStates:
         return self.merged([told, *(self.after[prev] for prev in event.prev_event_ids if prev in self.after)])
 
     def _weigh(self, entries: Iterable[str]) -> None:
-        """Notes in ``_holding`` which entries of a given state count, and which events of their auth chains.
+        """Records in ``_holding`` which entries of a given state are trusted, and which events of their auth chains.
 
-        These are accepted events whose own state is known, and events that are allowed by their auth events, if all of them
-        are here and count as well. Without this a server could keep auth events back, and make its user an admin of a room
-        that is joined through it.
+        An accepted event is trusted if its own state is known. It is also trusted if its auth events allow it, and all
+        of them are here and trusted. Without this rule a server could keep auth events back, and make its user an admin
+        of a room that is joined through it.
         """
         stack = [(entry, False) for entry in entries]
         while stack:
@@ -263,7 +270,7 @@ class RoomStates:
     def _is_allowed_by_what_holds(self, event: ParsedEvent) -> bool:
         if event.type == "m.room.create":
             return self.create is not None and event.event_id == self.create.event_id
-        # Judged once more, because an event that is stored may have come before its auth events.
+        # Authorised once more, because a stored event may have come before its auth events.
         here = all(self._holding.get(other, False) for other in event.auth_event_ids)
         return here and self.judge.by_auth_events(event) is None
 

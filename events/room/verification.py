@@ -25,7 +25,7 @@ from state.rules.room_versions import RoomVersion, room_version
 __all__ = ["KeyRing", "KeysOf", "PublicKey", "check_signatures", "proves_version", "signing_servers"]
 
 _MOST_KEYS_TRIED = 16
-"""Of one server on one event: others are not looked at."""
+"""The most signatures of one server on one event that are examined. Further ones are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,14 @@ class PublicKey:
 
 
 _NAME = re.compile(r"([0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-"""What a server may be called: anything else may lead a caller that asks the network elsewhere."""
+"""A valid server name. With any other name, a caller that fetches keys could be led to some other host."""
 
 KeysOf = Callable[[str, Mapping[str, int]], Mapping[str, PublicKey | str]]
-"""The keys of a server by key ID, asked with the key IDs that its signatures name and the latest ``origin_server_ts`` of each.
+"""A function that returns the keys of a server by key ID.
 
-A plain string is a key without a known end. Keys that are not known are left out; this server's own have to be there, too.
+Its arguments are the server, and the key IDs that its signatures name, each with the latest ``origin_server_ts`` of an
+event signed with it. A plain string in the result is a key without a known end of validity. Unknown keys are left out.
+This server's own keys have to be returned, too.
 """
 
 
@@ -53,7 +55,7 @@ class KeyRing:
     keys: Mapping[str, Mapping[str, PublicKey]]
 
     def __call__(self, server: str, wanted: Mapping[str, int]) -> Mapping[str, PublicKey | str]:
-        """Returns the keys of a server. All of them are returned, whichever are wanted."""
+        """Returns all keys of a server. ``wanted`` is ignored."""
         return self.keys.get(server, {})
 
     @classmethod
@@ -92,7 +94,7 @@ def _key(name: str, key_id: str, found: Any) -> PublicKey:
 def proves_version(create: ParsedEvent) -> bool:
     """Returns true if a create event with valid signatures proves that the room has the version with which it was parsed.
 
-    It does not if no hash covers the version, or if the event comes from another server than the room.
+    The event proves nothing if no hash covers the version, or if its sender is of another server than the room ID.
     """
     version = room_version(create.room_version)
     own = version.room_id_is_create_hash or _server(create.room_id) == _server(create.sender)
@@ -101,11 +103,12 @@ def proves_version(create: ParsedEvent) -> bool:
 
 
 def signing_servers(event: ParsedEvent) -> tuple[str, ...]:
-    """Returns the servers that must have signed an event. An empty name is one that no server can have.
+    """Returns the servers that must have signed an event. A name is empty if an ID contains no server.
 
-    These are: the sender's server, except for an invite from a third-party invite, which another server may have sent
-    (the auth rules check the identity server's signature); in versions 1 and 2 the server of the event ID; from version 8
-    on the server of the user who authorised a restricted join.
+    * The sender's server. An exception is an invite that comes from a third-party invite: another server may have sent
+      it, and the auth rules check the identity server's signature.
+    * In room versions 1 and 2, the server in the event ID.
+    * From room version 8 on, the server of the user who authorised a restricted join.
     """
     version = room_version(event.room_version)
     found: list[str] = []

@@ -1,1 +1,1 @@
-"""The sync answers: everything that is new to a user since a token."""
+"""Answers syncs with everything that is new for a user since a token."""

@@ -1,4 +1,4 @@
-"""The values that sync answers consist of. All are frozen."""
+"""Defines the values of which sync answers consist. All are frozen."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ class SyncRoom:
     """A room that the user is in, or has left since the last answer.
 
     ``timeline`` has the events in topological order in an initial sync, otherwise in stream order. The client can sort
-    them the other way by ``stream_ordering``, ``writer`` and ``topological_ordering``. ``limited``: between the last
-    answer and the timeline there is a gap, or events that it leaves out. A state event that comes late, after the client
-    was told of a newer one at the same key, is left out with the events before it. ``prev_batch`` is the token for reading
-    backwards from there. ``whole``: the client discards what it has of the room.
+    them the other way by ``stream_ordering``, ``writer`` and ``topological_ordering``. ``limited``: there is a gap
+    between the last answer and the timeline, or the timeline leaves out events. For example, a state event may come
+    late, after the client received a newer one at the same key. It is left out, together with the events before it.
+    ``prev_batch`` is the token for reading backwards from the timeline. ``whole``: the client discards what it has of
+    the room.
 
     ``state`` is what the client must know besides the timeline: with ``whole`` the full state, otherwise the changes
     since the last answer. At a key that the timeline changes, it has the entry before the timeline. At any other key it

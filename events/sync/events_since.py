@@ -27,7 +27,7 @@ __all__ = ["MOST_NEW_EVENTS", "events_since"]
 MOST_NEW_EVENTS = 1_000
 """The most events of one answer."""
 ROOMS_WORTH_A_FEED = 50
-"""From so many rooms on the feed is used. With fewer, each room is queried."""
+"""The number of rooms from which on the feed is used. With fewer rooms, each room is queried."""
 Found = tuple[list[ServedEvent], int | None]
 
 
@@ -88,7 +88,7 @@ def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, 
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """A reader of the oldest events of some rooms that a user may see.
+    """A reader of the oldest events that a user may see in some rooms.
 
     Each method also returns the position up to which it examined the rooms; null: to the end.
     """

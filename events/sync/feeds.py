@@ -3,7 +3,7 @@
 A feed lists positions (``events.models.feeds``), and ``pipeline.feeds.write`` writes it some time after the events. Above
 the feeds' position the tail of the stream itself is read. The result is only a list of places. The caller reads the event
 that is stored there now and decides whether the user may see it, so the answer equals that of querying the rooms. There is
-no result if the feed does not exist, was cut above the token, or is too far behind.
+no result if the feed does not exist, begins above the token, or is too far behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["FEEDS", "LONGEST_TAIL", "FeedPlaces", "feed_places_since"]
 FEEDS = "feeds"
 """The name of the reader that writes feeds, and of their stored position."""
 LONGEST_TAIL = 2_000
-"""The most events of the tail. Beyond that the feed is not used: the tail has all rooms, and most are not the user's."""
+"""The most events of the tail. If it is longer, the feed is not used: most events of the tail are of other rooms."""
 _PAGES_GROW = 4
 
 _ENTRIES = """
@@ -72,7 +72,7 @@ def feed_places_since(
     places: list[tuple[int, str]] = []
     while True:
         found = query_rows(_ENTRIES, values | {"after": after, "limit": page}, using)
-        if not found:  # no feed, or cut above the token; a feed without entries gives one row of nulls
+        if not found:  # no feed, or it begins above the token; a feed without entries gives one row of nulls
             return None
         written = found[0][0]
         entries = [(position, room_id) for _, position, room_id in found if position is not None]

@@ -1,7 +1,8 @@
 """Computes a user's memberships as of a token, and how they changed since an earlier one.
 
-The stored current state may be ahead of the token, so later changes are undone. An invite or a knock, for a room without
-local members, is known by its event alone (an outlier). It counts while the room has no current state.
+The stored current state may be ahead of the token, so later changes are undone. If a room has no local members, an
+invite or a knock is known by its event alone, which is an outlier. That event counts while the room has no current
+state.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
     """Applies changes, given in ascending order, to the memberships of the current state.
 
     The newest change in a room that a token covers gives the membership at that token. If it covers none, the membership
-    before the first change counts. Writers move apart: A commits 6, B commits 7, and the token may cover only 7. What 6
-    replaced is older than 7, so 7 counts.
+    before the first change counts. Writers may be at different positions. For example, writer A commits 6, writer B
+    commits 7, and the token covers only 7. Then 7 counts, because the membership that 6 replaced is older than 7.
     """
     latest: dict[str, int] = {}
     for room_id, position, covered, known, prev_event_id, prev_membership, event_id, membership in changes:

@@ -1,4 +1,4 @@
-"""Runs the queries of syncs. Each is planned once per session, because planning takes longer than most of them."""
+"""Runs the queries of syncs. Each is planned once per session: planning takes longer than running most of them."""
 
 from __future__ import annotations
 

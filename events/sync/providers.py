@@ -1,13 +1,13 @@
-"""The *providers*: what each stream contributes to a sync answer, and how a new stream joins.
+"""Defines the *providers*: what each stream contributes to a sync answer, and how a new stream joins.
 
 A client holds a mapping from keys to values for each stream. A key is a tuple of texts. It begins with the room for facts
 of a room, and with the user for facts that contacts see. An answer (``StreamChanges``) says which keys to set and which
 to remove. After that the mapping equals a fresh full answer. ``tests/integration/test_sync.py`` tests this for every
 stream; do the same for a stream of your own.
 
-A stream joins with ``join_sync(LatestRowPerKey(…))``, or with a provider of its own. That needs a rule that says whom a row
-concerns, so that only the right waiting callers wake, and a function from a ``StreamQuery`` to ``StreamChanges``. Older
-tokens have no position in the new stream, so the next answer to them contains it whole.
+A stream joins with ``join_sync(LatestRowPerKey(…))``, or with a provider of its own. Such a provider needs two things.
+A function maps a ``StreamQuery`` to ``StreamChanges``. A rule says whom a row concerns, so that only those waiting
+callers wake. Older tokens have no position in the new stream, so the next answer to them contains it whole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """The query for a provider. ``since`` None: everything that is valid at ``now``."""
+    """The query for a provider. If ``since`` is None, it asks for everything that is valid at ``now``."""
 
     cursor: Any
     user_id: str
@@ -94,8 +94,8 @@ class LatestRowPerKey:
     those of the value; a name that begins with ``json:`` is a column of JSON text. Without ``value`` the value is the
     row's position. That suits streams which only announce a change, and whose details are looked up elsewhere.
 
-    If ``ended`` is true of a value, its key is removed. If ``shown`` is false for a user, key and value, the row is
-    skipped.
+    If ``ended`` returns true for a value, its key is removed. If ``shown`` returns false for a user, key and value, the
+    row is skipped.
     """
 
     stream: str
@@ -229,9 +229,9 @@ def providers() -> Mapping[str, Provider]:
 def join_sync(provider: Provider, concerns: Concerns | None = None) -> None:
     """Makes a stream part of every sync answer. Call it at startup (``AppConfig.ready``), in every process.
 
-    ``concerns`` maps a row to those whom it concerns. For a ``LatestRowPerKey`` it is derived from the columns. Raises
-    ``ValueError`` if it is missing for another provider, or if the stream is part of sync already. Raises
-    ``UnknownStream`` for an unknown stream.
+    ``concerns`` maps a row to the users or rooms that it concerns. For a ``LatestRowPerKey`` it is derived from the
+    columns. Raises ``ValueError`` if ``concerns`` is missing for another provider, or if the stream is part of sync
+    already. Raises ``UnknownStream`` for an unknown stream.
     """
     declaration = registry.get(provider.stream).declaration
     if concerns is None and isinstance(provider, LatestRowPerKey):
@@ -248,7 +248,8 @@ def answer_of(provider: Provider, question: StreamQuery) -> StreamChanges:
     found = provider.changes(question)
     if question.since is None:
         return found
-    # Rows first, then the mark. The other way round, and without a snapshot, a trim in between deletes rows unnoticed.
+    # The rows are read first, then the low-water mark. In the other order, and without a snapshot, a trim in between
+    # would delete rows unnoticed.
     try:
         check_not_trimmed(question.cursor, provider.stream, question.since)
     except ResyncNeeded:

@@ -34,8 +34,9 @@ MOST_ROOMS = 1_000
 MOST_EVENTS = 500
 """The most events of one timeline."""
 MOST_TOGETHER = 20_000
-"""The most events of all timelines of an answer. To keep it, a page of a first answer has fewer rooms, any other answer fewer
-events of each room."""
+"""The most events in all timelines of an answer together.
+
+To stay below it, a page of a first answer has fewer rooms, and any other answer has fewer events for each room."""
 _PAGE = re.compile(r"(-?[0-9]{1,19}):(.+)", re.DOTALL)
 _STRIPPED = (
     *(
@@ -105,9 +106,9 @@ def rooms_since(
 ) -> RoomsSince:
     """Returns what is new in the user's rooms after ``since``: at most ``limit`` events of each room, and the changes of state.
 
-    A ``since`` ahead of ``now`` is reduced to it. ``changed_rooms`` is for callers that know that the user's memberships
-    did not change (``events.notifier.notifier``). Then only these joined rooms are read. Raises ``InvalidQuery``,
-    ``TokenError`` and ``EpochChanged``.
+    A ``since`` ahead of ``now`` is reduced to ``now``. If the caller knows that the user's memberships did not change
+    (``events.notifier.notifier``), it gives the joined rooms with news as ``changed_rooms``, and only these are read.
+    Raises ``InvalidQuery``, ``TokenError`` and ``EpochChanged``.
     """
     alias = using or stream_settings().database
     limit = checked_limit(limit, MOST_EVENTS)
@@ -128,7 +129,7 @@ def rooms_since(
         standing = {room_id: memberships.rooms[room_id].membership or "leave" for room_id in windows.windows}
         limit = min(limit, max(1, MOST_TOGETHER // max(1, len(windows.windows))))
         answers = _answers(windows, standing, limit)
-        # With the same event the client has it: only an older change, of another writer, came late.
+        # If the event is the same as before, the client has it: only an older change, of another writer, came late.
         pending = [
             room
             for room in memberships.of("invite", "knock")
@@ -176,8 +177,8 @@ def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
     """Returns the windows of rooms that the user left, or was banned from, after ``since``, each up to that event.
 
-    Of a room that is known only by the membership event, the window has just that event. A user who was banned, or
-    invited, after having left does not see the state of the time in between.
+    If a room is known only by the membership event, its window has only that event. A user who was banned, or invited,
+    after having left does not see the state of the time in between.
     """
     low = span.since.base if span.since is not None else LOWEST
     return [
@@ -259,7 +260,7 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
 def _put_before(
     change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
 ) -> None:
-    """Replaces the state at the keys that the timeline changes by the entries before the timeline.
+    """Sets the state at the keys that the timeline changes to the entries from before the timeline.
 
     An entry that the client knows already, or that is in the timeline, is left out.
     """
@@ -274,8 +275,8 @@ def _put_before(
 def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
     """Returns the token for reading backwards.
 
-    If the timeline is limited, it is the place below its first event. Otherwise the client has all older events up to the
-    last answer, and it is the token of that answer.
+    If the timeline is limited, the token is the place below its first event. Otherwise the client has all older events
+    up to the last answer, and the token is the one of that answer.
     """
     since, now = windows.span.since, windows.span.now
     if timeline.events and topological:

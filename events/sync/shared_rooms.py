@@ -75,14 +75,15 @@ def shared_rooms_between(
         window = {**_window(since), "rooms": list(rooms | then), "moved": list(rooms ^ then)}
         cursor.execute(_PERHAPS, window)
         perhaps = {row[0] for row in cursor.fetchall()} - {user_id}
-    # A change of membership need not gain or lose a contact: both may share another room. So compare both positions.
+    # After a change of membership the two users may still share another room. So compare the contacts at both
+    # positions.
     met_now = frozenset(joined_rooms_of(cursor, perhaps, now, rooms))
     met_then = frozenset(joined_rooms_of(cursor, perhaps, since, then))
     return SharedRooms(rooms, rooms - then, then - rooms, met_now - met_then, met_then - met_now)
 
 
 def with_late_members(cursor: Any, circle: SharedRooms, now: VectorToken) -> SharedRooms:
-    """Returns the same with ``late`` and ``late_met``: the users whose membership changed after ``now``."""
+    """Returns a copy of ``circle`` with ``late`` and ``late_met``: the users whose membership changed after ``now``."""
     cursor.execute(_PERHAPS, {**_window(now), "rooms": list(circle.rooms), "moved": []})
     late = frozenset(row[0] for row in cursor.fetchall())
     return replace(circle, late=late, late_met=frozenset(joined_rooms_of(cursor, late, now, circle.rooms)))

@@ -1,4 +1,4 @@
-"""The SQL of sync answers: each query reads many rooms, and a window of positions in each.
+"""Builds the SQL of sync answers. Each query reads many rooms, and a window of positions in each.
 
 Windows are rows (room_id, low, high, whole, own_only) given as parameters. They are joined by room to the access rows of
 ``events.visibility.predicate_sql``. A window has the rows with ``low < position <= high`` that the token ``now`` covers,
@@ -47,8 +47,9 @@ _IN_WINDOW = """
 e.room_id = w.room_id AND e.stream_ordering > w.low AND e.stream_ordering <= w.high
 AND {now:e} AND (w.whole OR NOT {since:e})
 """
-#: The same for reading a room from its top. The planner cannot use an index for the CASE, and does not expect it to exclude most
-#: events. Without the CASE it would choose to read the whole room and sort it.
+#: The same condition, for reading a room from its newest event down. The planner cannot use an index for the CASE, and
+#: does not expect the CASE to exclude most events. Without it, the planner would choose to read and sort the whole
+#: room.
 _IN_WINDOW_FROM_TOP = f"e.room_id = w.room_id AND CASE WHEN {_IN_WINDOW} THEN true ELSE false END"
 #: The user's own membership events: always sent, whether the user is in the room or not. Outliers only if ``own_only``.
 _OWN = """
@@ -129,7 +130,7 @@ LEFT JOIN (
 
 #: The oldest events of all windows together, with the number of examined events and the position of the last of them.
 IN_ORDER = _in_order(_BY_WINDOWS)
-#: The same, with the events at given places (``events.sync.feeds``) and those of windows.
+#: The same for two sources: the windows, and events at given places (``events.sync.feeds``).
 IN_ORDER_LISTED = _in_order(_BY_WINDOWS, _BY_PLACES)
 
 #: The windows that have any event, or a change of the state at a position of its own.
@@ -144,7 +145,7 @@ GAPS = f"""
 SELECT w.room_id, max(e.stream_ordering) FROM {_WINDOWS} JOIN events_timelinegap e ON {_IN_WINDOW} GROUP BY w.room_id
 """
 
-#: In each window the newest event that a later change of the state, which ``since`` covers, has replaced.
+#: In each window, the newest state event whose key was changed again at a higher position that ``since`` covers.
 OVERTAKEN = f"""
 SELECT w.room_id, max(e.stream_ordering) FROM {_WINDOWS}
 JOIN events_currentstatedelta d ON d.room_id = w.room_id

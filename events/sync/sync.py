@@ -10,9 +10,9 @@ and do not wake a waiting caller.
 
 An answer covers exactly the facts between its two tokens, so no fact is missed or repeated.
 
-The first answer is *full*, and so is the answer to a token from before a mark that asks for it (``resync_user``). An
-unreadable token is refused with ``TokenError``, and one from before a restore of the database with ``EpochChanged``. The
-client then calls ``sync`` without a token.
+The first answer is *full*. So is the answer to a token from before a call of ``resync_user`` for the user. An
+unreadable token is refused with ``TokenError``, and one from before a restore of the database with ``EpochChanged``.
+The client then calls ``sync`` without a token.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def sync(
     events: int = EVENTS_PER_ROOM,
     using: str | None = None,
 ) -> SyncAnswer:
-    """Returns what is new for the user since ``since``, the ``next_batch`` of an earlier answer. Without one: everything.
+    """Returns what is new for the user since ``since``, the ``next_batch`` of an earlier answer. If null: everything.
 
     Waits up to ``timeout_seconds`` (0 to ``LONGEST_SECONDS``) until there is something. Only a token that is ahead of
     this process may take longer, by up to ``FOLLOW_SECONDS``. ``events`` is the largest number of events in a room's
@@ -147,7 +147,7 @@ class _SyncCall:
         return max(0.0, self._end - time.monotonic())
 
     def answer(self) -> SyncAnswer | None:
-        """Returns what is new. When the time is over, returns an empty answer; before that, None means "wait for more"."""
+        """Returns what is new. If nothing is, returns None while there is time to wait, then an empty answer."""
         since = self._read_since()
         # Positions first, the snapshot later (in ``_full`` and ``_changes``). A position is known after the commits that it
         # covers. If it were read inside the snapshot, it could cover a commit that the snapshot lacks, and the client would
@@ -188,8 +188,8 @@ class _SyncCall:
     def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
         """Waits for positions in ``since`` that this process does not know yet, and returns the positions after that.
 
-        Such a position was given out by another process, so this one will reach it soon. One that was made up is waited for
-        in vain, for ``FOLLOW_SECONDS``.
+        Another process gave out such a position, so this process will reach it soon. If a client made the position up,
+        the call waits in vain, for ``FOLLOW_SECONDS``.
         """
         end = time.monotonic() + FOLLOW_SECONDS
         with suppress(WaitTimedOut):
@@ -257,7 +257,10 @@ class _SyncCall:
         return {name: changes for name, changes in found.items() if changes}
 
     def _is_marked(self, since: SyncToken, now: SyncToken) -> bool:
-        """Returns true if a mark after ``since`` asks for a full answer, or may have done so and was trimmed with its stream."""
+        """Returns true if ``resync_user`` was called after ``since``, or if facts that would show it were trimmed.
+
+        Such a call asks for a full answer.
+        """
         part = since.of(_CACHES)
         if part is None:
             return False

@@ -25,7 +25,7 @@ _NEVER_SHOWN = "m.room.aliases"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The two tokens between which an answer lies. Without ``since`` it starts at the beginning."""
+    """The two tokens between which an answer lies. Without ``since`` the answer starts at the beginning."""
 
     now: VectorToken
     since: VectorToken | None = None
@@ -35,9 +35,9 @@ class Span:
 class Window:
     """The part of a room that is read: ``low < position <= high``, within the span.
 
-    ``whole``: from the beginning, even if ``since`` covers it. ``own_only``: only the user's own memberships. ``listed``:
-    its events are read at places that a feed lists. ``state_high``: the state is the one at this position, not at
-    ``high``. ``stateless``: the answer contains no state.
+    ``whole``: the room is read from its beginning, even if ``since`` covers it. ``own_only``: only the user's own
+    memberships are read. ``listed``: only events at places that a feed lists are read. ``state_high``: the state is the
+    one at this position, not at ``high``. ``stateless``: the answer contains no state.
     """
 
     room_id: str
@@ -77,7 +77,7 @@ def examined_events(limit: int) -> int:
 
 
 class Windows:
-    """The reads for one user. Each window is of a different room."""
+    """The queries for one user. Each window is of a different room."""
 
     def __init__(self, user_id: str, windows: Sequence[Window], span: Span, using: str) -> None:
         self._user_id = user_id
@@ -99,8 +99,9 @@ class Windows:
         The event at the gap stays in the timeline. The range of ``changes`` stays the same. Windows that are whole or
         ``own_only`` do not change.
 
-        A state event that came late makes a gap, too. Writer A commits 6, and B commits 7 at the same key. The last answer
-        had 7 and not 6. A client that applied a timeline with 6 would go back to the older entry.
+        A state event that came late is treated as a gap, too. Example: writer A commits 6, and writer B commits 7 at
+        the same key. The last answer had 7 and not 6. A client that applied a timeline with 6 would go back to the
+        older entry.
         """
         asked = [window for window in self.windows.values() if not window.whole and not window.own_only]
         found = {room_id: position - 1 for room_id, position in self._rows(sql.GAPS, asked)} if asked else {}

@@ -1,1 +1,1 @@
-"""Visibility of events: the rule, the stored ranges, and the SQL predicate over them."""
+"""Decides which events a user sees: the rule, the stored ranges, and the SQL predicate over them."""

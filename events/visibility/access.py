@@ -1,7 +1,7 @@
-"""Everything about visibility that is decided at the time of reading: room access, ignored senders, retention, erasure.
+"""Decides what depends on the time of reading: room access, ignored senders, retention, erasure.
 
-Room state decides whether a user sees an event (``events.visibility.predicate_sql``). This module handles what can change
-without a new event:
+Whether a user sees an event follows from room state (``events.visibility.predicate_sql``). This module handles what can
+change without a new event:
 
 * *access*: joined users read the room. Users who have left read it up to their leave, unless they have forgotten it. All
   others may *peek* into a room whose current state makes it world-readable;
@@ -76,13 +76,13 @@ class Reach(StrEnum):
 
     @property
     def within(self) -> bool:
-        """True where the event is within reach."""
+        """True if the user reaches the event."""
         return self in (Reach.MEMBER, Reach.BEFORE_LEAVE, Reach.PEEKING)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Whether, and how far, a user may read a room now.
+    """The access that a user has to a room now.
 
     ``known``: false if events below others are missing, so that visibility cannot be computed. ``peeking``: the user
     reads what is world-readable, and what came while they were joined. ``recorded``: the user has a membership event in
@@ -95,14 +95,14 @@ class Access:
     peeking: bool
     recorded: bool
     cut: int | None
-    """Stream position of the own leave; events above it are out of reach."""
+    """Stream position of the user's leave. Events above it are out of reach. Null: there is no such limit."""
     cut_depth: int | None
-    """Topological position of the own leave: backfilled events above it are out of reach too."""
+    """Topological position of the user's leave. Backfilled events above it are out of reach, too."""
     membership: str | None
-    """In the room's current state."""
+    """The user's membership in the room's current state."""
     forgotten: bool
     kept_since: int | None
-    """Messages with a lower ``origin_server_ts`` have expired; null: none has."""
+    """Messages with a lower ``origin_server_ts`` have expired. Null: no message has expired."""
 
     def reach(self, stream_ordering: int, topological_ordering: int) -> Reach:
         """Returns the way in which the user reaches an event at this place, or the reason why not."""
@@ -123,8 +123,8 @@ def read_access(
 ) -> dict[str, Access]:
     """Returns the user's access to these rooms, by one query. Rooms that are not stored are left out.
 
-    ``now_ms`` is the time from which retention counts, by default the present. Raises ``InvalidQuery`` for more than
-    ``ROOMS_LIMIT`` rooms.
+    ``now_ms`` is the time for which retention is evaluated, by default the present. Raises ``InvalidQuery`` for more
+    than ``ROOMS_LIMIT`` rooms.
     """
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     rooms = checked_ids(room_ids, ROOMS_LIMIT)
@@ -220,7 +220,10 @@ def unforget_room(user_id: str, room_id: str, using: str | None = None) -> bool:
 
 
 def erase_user(user_id: str, using: str | None = None) -> bool:
-    """Redacts the user's events for all who were not joined at them. Returns false if the user was erased already."""
+    """Makes readers see the user's events redacted, unless they were joined at the event.
+
+    Returns false if the user was erased already.
+    """
     alias = using or stream_settings().database
     return ErasedUser.objects.using(alias).get_or_create(user_id=storable(user_id, "erased user"))[1]
 

@@ -1,8 +1,8 @@
 """Explains why a user sees an event or does not.
 
-The answer is computed from the states around each event and not from ranges, so it also serves as the oracle for the ranges.
-It names the rule that decided, in the words of ``docs/reference/visibility.md``, and how the user reaches the event. Ignored
-senders and retention are included.
+The answer is computed from the states around each event and not from ranges, so the ranges can be tested against it.
+The answer names the rule that decided, in the words of ``docs/reference/visibility.md``, and how the user reaches the
+event. Ignored senders and retention are included.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Explanation:
     def seen(self) -> bool:
         """True if the event is both allowed and reachable, so that pages and syncs show it to the user.
 
-        Pages going back also skip events that lie deeper than the user's leave.
+        Pages that are read backwards start at the user's leave, so they also skip events with a higher depth.
         """
         return self.allowed and self.reachable
 
@@ -68,9 +68,9 @@ class Explanation:
 def explain_visibility(
     user_id: str, event_ids: Iterable[str], using: str = "default", now_ms: int | None = None
 ) -> Iterator[Explanation | UnknownEvent | StateUnresolved]:
-    """Returns for each event, in the order given, an answer or the error why there is none.
+    """Yields for each event, in the given order, its ``Explanation``, or the error because of which there is none.
 
-    ``now_ms`` is the time from which retention counts, by default the present.
+    ``now_ms`` is the time for which retention is evaluated, by default the present.
     """
     rest = iter(event_ids)
     user_id = user_id if can_be_stored(user_id) else ""  # such a user is in no room
@@ -86,7 +86,7 @@ def explain_visibility(
 
 
 class _Round:
-    """A number of events, with everything that their answers need read by a few queries."""
+    """Some events, with everything that their answers need. A few queries read it for all of them."""
 
     def __init__(self, user_id: str, event_ids: Sequence[str], using: str, now_ms: int) -> None:
         self._user_id = user_id

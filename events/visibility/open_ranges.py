@@ -1,6 +1,6 @@
 """Compares rebuilt ranges with the room's current state (no Django).
 
-Open user ranges tell which users are in the room now, and the current state, which other code maintains, tells it too. Both
+The open ranges of users show who is in the room now. So does the stored current state, which other code maintains. Both
 follow from the same forward extremities. If they differ, one of them is wrong: nothing is written, and the caller gets an
 error. Assumes the caller's transaction with the room's row locked.
 """
@@ -17,7 +17,7 @@ __all__ = ["check_open_ranges"]
 
 _MOST_NAMED = 5
 _KINDS = {"join": "joined", "leave": "cut"}
-#: The current state as far as ranges tell it, of a room whose state is known and in which a live event counts.
+#: The memberships in the current state. There are none if that state is unknown, or if no live event was accepted.
 _CURRENT = """
 SELECT c.state_key, c.membership FROM events_currentstate c
 WHERE c.room_id = %(room)s AND c.type = 'm.room.member' AND EXISTS (

@@ -1,4 +1,4 @@
-"""The only SQL predicate for "a user sees an event" (pure).
+"""Builds the only SQL predicate for "a user sees an event" (pure).
 
 ``sees()`` is text for a WHERE clause over two aliases: a row of ``events_event`` and an *access row*, which says how a user
 may read a room. Access rows come from ``events.visibility.access`` as parameters (``ACCESS_ROWS``: one row for a page of a
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 __all__ = ["ACCESS", "ACCESS_ROWS", "MEMBERSHIP_AT", "ROOM_ACCESS", "VISIBLE_EVENT", "is_accepted", "pruned", "sees"]
 
-#: A user's membership in a state group: the walk of ``state.store.FULL_STATE`` for one key.
+#: Returns a user's membership in a state group, by the walk of ``state.store.FULL_STATE`` for one key.
 MEMBERSHIP_AT = """
 CREATE FUNCTION events_membership_at(state_group bigint, user_id text) RETURNS text
 LANGUAGE sql STABLE STRICT PARALLEL SAFE AS $$
@@ -106,10 +106,11 @@ def _some_range(condition: str) -> str:
 
 
 def _covers(of: str, event: str, admits: str = "true") -> str:
-    """Returns SQL that looks only at the last range that begins at or before the event, with a further condition on it.
+    """Returns SQL for "a range covers the event, and ``admits`` is true of that range".
 
-    One lookup suffices if ranges follow each other. Those of the room do (``shared``, ``world``). Those of a user do
-    (``joined``, ``invited``), except that two may share one event, the first of the later range.
+    The SQL reads only the last range that begins at or before the event. That suffices if ranges do not overlap. The
+    ranges of a room (``shared``, ``world``) do not. Those of a user (``joined``, ``invited``) overlap at most in one
+    event, the first of the later range.
     """
     return f"""coalesce((
       SELECT (v.last IS NULL OR v.last >= {event}.stream_ordering) AND {admits} FROM events_eventvisibility v
@@ -122,7 +123,7 @@ def _in_wide_range(event: str, admits: str) -> str:
 
 
 def _single(user: str, kind: str, event: str) -> str:
-    """Returns SQL for "there is such a row for this event alone"."""
+    """Returns SQL for "there is a row of this kind for this event alone"."""
     return _some_range(f"""v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}'
       AND v.first = {event}.stream_ordering""")
 
@@ -142,13 +143,13 @@ def _own(event: str, access: str) -> str:
 
 
 def _own_before(event: str, access: str) -> str:
-    """Returns SQL for the user's membership before a state event. Its group builds on the one before."""
+    """Returns SQL for the user's membership before a state event. The event's group builds on the group before it."""
     return f"""events_membership_at(
       (SELECT g.prev_group FROM state_stategroup g WHERE g.id = {event}.state_group), {access}.user_id)"""
 
 
 def _joined_at(event: str, access: str) -> str:
-    """Returns SQL for "the user was joined at the event". A peeking user sees shared events only then."""
+    """Returns SQL for "the user was joined at the event". Otherwise a peeking user does not see shared events."""
     return f"""CASE WHEN {_own(event, access)} THEN coalesce({event}.membership = 'join'
         OR {_own_before(event, access)} = 'join'
         OR ({event}.membership = 'leave' AND {_own_before(event, access)} = 'invite'), false)
@@ -160,9 +161,9 @@ _READS = """(m.membership = 'join' OR (m.membership = 'leave' AND NOT coalesce((
   SELECT true FROM events_forgottenroom f
   WHERE f.user_id = m.state_key AND f.room_id = m.room_id AND f.event_id = m.event_id), false)))"""
 
-#: How every user with a membership in a room's current state may read it. Flat, so that a query may begin with a user, a room or
-#: an event. The event at which a cut begins may have been purged, since it need not be the leave: a message that came with its
-#: state begins one, too. The cut stays then, and its depth is that of the leave.
+#: How every user with a membership in a room's current state may read the room. The view is flat, so that a query may
+#: begin with a user, a room or an event. A cut does not always begin at the leave itself: a message that came with its
+#: state may begin one, too. If that event was purged, the cut stays, and its depth is that of the leave.
 ROOM_ACCESS = f"""
 CREATE VIEW events_roomaccess AS
 SELECT m.state_key AS user_id, m.room_id, NOT {_READS} AS peeking, true AS recorded,
@@ -179,8 +180,8 @@ WHERE m.type = 'm.room.member' AND m.membership IS NOT NULL AND ({_READS} OR {
 })
 """
 
-#: How a user may read rooms, with the room's retention policy; a room that is not stored has no row. A function because planning
-#: its query takes longer than running it.
+#: Returns how a user may read rooms, with each room's retention policy. A room that is not stored has no row. It is a
+#: function, because planning the query takes longer than running it.
 ACCESS = """
 CREATE FUNCTION events_access(asked_user text, asked_rooms text[]) RETURNS TABLE (
   out_room character varying, known boolean, readable boolean, out_peeking boolean, out_recorded boolean, out_cut bigint,

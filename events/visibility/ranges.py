@@ -2,7 +2,7 @@
 
 ``events.visibility.rule`` is applied to every event with the state after it. The result is stored as the kinds of rows of
 ``events.models.EventVisibility``. Room-wide ranges follow the settings at the events exactly. A user's ranges follow the
-memberships in the *line*: the room's current state as it was when each event came in. An event on a fork may have a
+memberships in the *line*: the room's current state as it was when each event arrived. An event on a fork may have a
 different state than the line. Then the users concerned are checked one by one, and where a range would give the wrong
 answer, an exception row is stored for that event. Time is linear in the events, the changes of the line, and the differences
 between events and the line.
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 OF_THE_LINE = frozenset({"cut", "peekable"})
-"""Kinds that tell about the room as it is now: backfilled events have none."""
+"""Kinds of ranges that describe the room's present state. Backfilled events have none of them."""
 _ROOM_WIDE = {"world_readable": "world", "shared": "shared"}
 _JUDGED_TYPES = ("m.room.member", HISTORY_VISIBILITY[0], CALL_INVITE)
 _IN = {"join": "joined", "invite": "invited"}
@@ -65,7 +65,7 @@ class PlacedEvent(SeenEvent, Protocol):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One accepted event: its place, the groups before and after it, and the group of the line when it came in."""
+    """One accepted event: its place, the groups before and after it, and the group of the line when it arrived."""
 
     index: int
     event: PlacedEvent
@@ -74,13 +74,17 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     line: int
 
     def changes_nothing(self, group: int | None, line: int | None) -> bool:
-        """True for an event on the line that has the state of the one before: every range goes on."""
+        """Returns true if every range continues unchanged with this event.
+
+        It does if the state after the event is the same as the line, as the state after the event before it (``group``)
+        and as the line then (``line``), and if the event is of no type on which ranges depend.
+        """
         return self.after == group == self.line == line and self.event.type not in _JUDGED_TYPES
 
 
 @dataclass(slots=True)
 class OpenRanges:
-    """The open ranges of one user, or of the room: kind to (first place, true if stored)."""
+    """The open ranges of one user, or of the room. ``ranges`` maps a kind to (first place, true if stored)."""
 
     membership: str | None = None
     ranges: dict[str, tuple[int, bool]] = field(default_factory=dict)
@@ -96,16 +100,16 @@ def _no_users() -> Collection[str]:
 
 @dataclass(frozen=True, slots=True)
 class StoredRanges:
-    """The end of the stored ranges, from which new ones continue."""
+    """The stored ranges that are open after the last stored event, and from which new ranges continue."""
 
     line: int | None = None
     setting: str | None = None
-    """The setting after the last event; null: there is none yet."""
+    """The history visibility after the last event; null: there is no event yet."""
     last: int = 0
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = _nothing
     invited: Callable[[], Collection[str]] = _no_users
-    """Users who are invited on the line."""
+    """Returns the users who are invited in the line."""
 
 
 def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:
@@ -116,7 +120,7 @@ def open_ranges(membership: str | None, setting: str | None, first: int) -> Open
 
 
 def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
-    """Returns the room-wide ranges that are open and stored, by the settings after the last event and in the line."""
+    """Returns the open, stored room-wide ranges. They follow from the settings after the last event and in the line."""
     kinds = [_ROOM_WIDE.get(setting), "peekable" if line_setting == "world_readable" else None]
     return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
 
@@ -126,7 +130,7 @@ def visibility_rows(
 ) -> Iterator[VisibilityRow]:
     """Returns the ranges of a room, computed from its accepted events in stream order. The rows have no particular order.
 
-    Backfilled events, which come first, have ranges of their own: the state of each is its line.
+    Backfilled events, which come first, have ranges of their own. For each, its own state is used as the line.
     """
     old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
     for step in steps:
@@ -198,7 +202,7 @@ class VisibilityRanges:
         ]
 
     def ended(self) -> list[VisibilityRow]:
-        """Returns all ranges, ended with the last event, as those of backfilled events are."""
+        """Returns all ranges, the open ones ended at the last event. Ranges of backfilled events are never open."""
         rows = [*self.rows, *(replace(row, last=self._last) for row in self.still_open())]
         return [row for row in rows if row.kind not in OF_THE_LINE]
 
@@ -229,7 +233,10 @@ class VisibilityRanges:
             self._open(None, kind, step.index)
 
     def _end_part(self, setting: str, step: Step, before: GroupState | None) -> None:
-        """Handles a change to a less open setting. It counts by the old setting as well, unless its sender is erased."""
+        """Handles a change to a less open setting.
+
+        The old setting applies to that event, too, unless its sender is erased.
+        """
         if (step.event.type, step.event.state_key) != HISTORY_VISIBILITY or before is None:
             return
         old = known_visibility(history_visibility(before))
@@ -237,7 +244,7 @@ class VisibilityRanges:
             self._single(None, f"{_ROOM_WIDE[old]}_before", step)
 
     def _change_setting(self, setting: str, step: Step) -> None:
-        """Begins or ends what invited users see, together with the setting of that name."""
+        """Opens or closes the ranges of invited users when the setting ``invited`` begins or ends."""
         if setting == self._setting:
             return
         if "invited" in (setting, self._setting):
@@ -250,7 +257,7 @@ class VisibilityRanges:
         self._setting = setting
 
     def _move_line(self, step: Step) -> dict[str, str]:
-        """Moves the line to this event. Returns the memberships that end with it but still apply to it."""
+        """Moves the line to this event. Returns, by user, memberships that the event ends but that still cover it."""
         if step.line == self._line:
             return {}
         changes = self._builder.changes_between(self._line, step.line)
@@ -267,7 +274,7 @@ class VisibilityRanges:
         return left
 
     def _change_peeking(self, event_id: str | None, step: Step) -> None:
-        """Handles a line that becomes world-readable, or no longer is."""
+        """Opens or closes the range ``peekable`` when the line becomes world-readable, or no longer is."""
         found = self._events.get(event_id or "")
         if found is not None and found.content.get("history_visibility") == "world_readable":
             self._open(None, "peekable", step.index)
@@ -279,7 +286,10 @@ class VisibilityRanges:
         return None if found is None else found.membership or "leave"
 
     def _change_membership(self, user_id: str, membership: str | None, step: Step, own: bool) -> bool:
-        """Handles a membership change in the line. The user's own event that ends a membership still belongs to it."""
+        """Handles a membership change in the line. Returns false if nothing changed.
+
+        If the user's own event ends a membership, that membership's range includes the event.
+        """
         user = self._user(user_id)
         if membership == user.membership and not (own and membership == "leave"):
             return False
@@ -300,9 +310,9 @@ class VisibilityRanges:
 
     # --- the event itself ---------------------------------------------------------------------------------------
     def _judge(self, step: Step, before: GroupState | None, after: GroupState, left: Mapping[str, str]) -> None:
-        """Stores exception rows where only members may read, for the users whose ranges give the wrong answer.
+        """Adds exception rows for users whose ranges give the wrong answer. Used while only members may read.
 
-        A change of the setting counts by its new side here. ``_end_part`` handles the old one.
+        For a change of history visibility, the new setting is applied here. ``_end_part`` applies the old one.
         """
         for user_id in sorted(self._in_question(step)):
             told = self._is_covered(user_id, left.get(user_id))

@@ -26,7 +26,7 @@ from state.rules.room_versions import room_version
 
 __all__ = ["rebuild_visibility", "recomputed_ranges"]
 
-#: A room's events with a place in the graph, as they came.
+#: A room's events with a place in the graph, in stream order.
 _EVENTS = """
 SELECT e.event_id, e.room_id, e.type, e.state_key, e.sender, e.topological_ordering, e.origin_server_ts, e.membership, e.redacts,
   e.soft_failed, e.rejected_reason, e.stream_ordering, e.state_group,
@@ -50,7 +50,7 @@ _DELETE = "DELETE FROM events_eventvisibility WHERE room_id = %s"
 
 
 def rebuild_visibility(room_id: str, using: str = "default") -> bool:
-    """Replaces the room's ranges. Returns false if they cannot be known yet. The room then has none.
+    """Replaces the room's ranges. Returns false if they cannot be computed yet. The room then has no ranges.
 
     ``Room.visibility_unresolved`` is set accordingly. Raises ``RangesDisagree``, and writes nothing, if the new ranges do
     not fit the room's current state.
@@ -79,7 +79,7 @@ class _Rows:
 
     groups: list[tuple[int, int | None, str | None, str, str | None]]
     verdicts: dict[str, Sequence[Any]]
-    """Of every state event."""
+    """State event -> its flags, verdict and position."""
     targets: list[tuple[str, str, str]]
     events: list[tuple[Any, ...]]
 
@@ -100,7 +100,7 @@ class _Rows:
 
 
 def _stored_history(room_id: str, using: str) -> GraphRanges:
-    """Returns the room with its stored states."""
+    """Loads the room's events with their stored states."""
     room = Room.objects.using(using).get(pk=room_id)
     version = room_version(room.room_version)
     rows = _Rows.of(room_id, using)

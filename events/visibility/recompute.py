@@ -1,6 +1,6 @@
 """Computes the ranges of a room whose events, verdicts and states are known, and compares two sets of ranges (pure).
 
-The events are taken in the order of their stream positions, and the line of the current state is walked again.
+The events are taken in the order of their stream positions, and the current state after each of them is computed again.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["GraphRanges", "show_the_same"]
 def show_the_same(one: Sequence[VisibilityRow], other: Sequence[VisibilityRow], places: Sequence[int]) -> bool:
     """Returns true if both sets of ranges show the same accepted events, at ``places``, to all users.
 
-    Equal visibility may be laid out differently. Backfilled batches have ranges of their own, and with very many forward
-    extremities the line is computed only once for each batch.
+    Different rows may mean the same visibility. Backfilled batches have ranges of their own. With very many forward
+    extremities, the current state is computed only once for each batch.
     """
     return _covered(one, places) == _covered(other, places)
 
@@ -38,7 +38,10 @@ _OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 def _covered(
     rows: Sequence[VisibilityRow], places: Sequence[int]
 ) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
-    """Returns what rows cover, as merged spans of event numbers: for the room by kind, for a user all kinds together."""
+    """Returns what rows cover, as merged spans of event numbers.
+
+    Room-wide rows and cuts are merged by kind. All other rows of a user are merged together.
+    """
     spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
     hidden: dict[str | None, set[int]] = {}
     for row in rows:
@@ -52,15 +55,15 @@ def _covered(
     told = {}
     for (user_id, kind), found in spans.items():
         told[user_id, kind] = _merged(found, hidden.get(user_id, ()) if kind == "own" else ())
-        if kind == "own":  # where the room admits members anyway, the predicate does not look at what is theirs
+        if kind == "own":  # where a room-wide range admits members, the predicate does not read a user's own rows
             told[user_id, kind] = list(_outside(told[user_id, kind], open_to_all))
-    if open_to_all and open_to_all[-1][1] == len(places) - 1:  # what goes on counts for events to come
+    if open_to_all and open_to_all[-1][1] == len(places) - 1:  # open ranges matter for events to come
         told.update(((row.user_id, "open"), [(0, 0)]) for row in rows if row.last is None and row.kind in _GOES_ON)
     return {key: found for key, found in told.items() if found}
 
 
 def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
-    """Returns ascending spans that do not touch, without the hidden numbers."""
+    """Merges spans. Returns ascending spans that do not touch, without the hidden numbers."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -71,7 +74,7 @@ def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple
 
 
 def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Returns ascending spans without what other ascending spans cover, in time linear in both."""
+    """Yields the parts of ascending spans that other ascending spans do not cover, in time linear in both."""
     number = 0
     for first, last in spans:
         start = first
@@ -88,7 +91,7 @@ def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
 
 
 def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Returns ascending spans without ascending numbers, in time linear in both."""
+    """Yields what remains of ascending spans without the hidden numbers (ascending), in time linear in both."""
     for first, last in spans:
         start = first
         for number in hidden[bisect_left(hidden, first) : bisect_right(hidden, last)]:
@@ -101,7 +104,7 @@ def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterato
 
 @dataclass(slots=True)
 class _Runs:
-    """Ranges of backfilled events. None continues over an event without state, which may get a range of its own later."""
+    """The ranges of backfilled events. No range continues over an event without a state: it may get ranges later."""
 
     builder: GroupBuilder
     events: dict[str, ParsedEvent]
@@ -126,7 +129,7 @@ def _in_order(events: Sequence[ParsedEvent]) -> list[ParsedEvent]:
 
 
 def _came_before(prev: ParsedEvent, event: ParsedEvent) -> bool:
-    """Returns true if a live event was stored when another one came. The order of backfilled events is not known."""
+    """Returns true if both events are live and ``prev`` came first. The order of backfilled events is not known."""
     return 0 < (prev.stream_ordering or 0) < (event.stream_ordering or 0)
 
 
@@ -165,11 +168,12 @@ class GraphRanges:
         return in_order([*old.rows, *live.rows, *live.still_open(), *self._withheld()])
 
     def _lines(self) -> dict[str, int | None]:
-        """Returns for each live event the group of the current state when it had come in.
+        """Returns for each live event the *line*: the group of the current state right after the event arrived.
 
-        The order is that of positions, also where an event came before one that it builds on. Otherwise: A is on a message
-        that is not here, and is Bob's leave; the message comes, and then B on A. If A waited for the message, the line
-        would go back to Bob's membership at the message, and Bob's cut would begin only at B.
+        The events are taken in the order of positions, even if an event came before its prev event. An example shows
+        why. A is Bob's leave, and its prev event is a missing message. Then the message arrives, and then B on top of
+        A. If A waited for the message here, the line would go back to Bob's membership at the message, and Bob's cut
+        would begin only at B.
         """
         by_id = {event.event_id: event for event in self._graph}
         last = next((event for event in reversed(self._graph) if is_accepted(event) and not event.backfilled), None)
@@ -195,7 +199,7 @@ class GraphRanges:
                 arrivals.add(event)
         current = self.current = arrivals.finish()
         self.extremities = list(arrivals.extremities.current)
-        if last is not None and current is not None:  # whoever goes on with the room begins with this line
+        if last is not None and current is not None:  # the next batch in this room continues from this line
             found[last.event_id] = current
         return found
 
@@ -219,7 +223,10 @@ class GraphRanges:
         return found
 
     def redacts_something(self, redaction: ParsedEvent) -> bool:
-        """Returns true if an accepted redaction takes effect. False if the state before it is not known."""
+        """Returns true if an accepted redaction takes effect.
+
+        If the state before the redaction is not known, only the rules that need no state are applied.
+        """
         target_id = redaction.redacts or ""
         if target_id not in self._targets:
             return False

@@ -1,11 +1,13 @@
-"""The visibility rule for one event, on which everything else about visibility is based (pure).
+"""Applies the visibility rule to one event (pure). Everything else about visibility is based on this rule.
 
 The answer depends on the state *after* the event, at its own place in the graph: the viewer's membership and the room's
-history visibility. Three kinds of events are visible to more users. A change of history visibility counts by its more
-open side. The viewer's own membership event counts by its more joined side. The viewer's own leave after a join or an
-invite is always seen. A viewer without any membership event is *peeking*.
+history visibility. Three kinds of events are visible to more users. For a change of history visibility, the more open
+of the old and the new setting applies. For the viewer's own membership event, the old or the new membership applies,
+whichever sees more. The viewer's own leave after a join or an invite is always seen. A viewer without any membership
+event is *peeking*.
 
-Two things are decided elsewhere: whether the viewer may read the room at all, and that users who left see nothing later.
+Two things are decided elsewhere: whether the viewer may read the room at all, and which later events a user who left
+cannot see.
 """
 
 from __future__ import annotations
@@ -86,9 +88,9 @@ _OUTLIER = Verdict(Answer.HIDDEN, Rule.OUTLIER)
 class Sight:
     """The facts about an event and a viewer that the rule needs.
 
-    ``membership`` and ``visibility`` are the values after the event (null: none). ``own_before`` is set for the viewer's own
-    membership events (``own`` true): the membership before. ``visibility_before`` is set for history visibility events
-    (``changes_visibility`` true).
+    ``membership`` and ``visibility`` are the values after the event (null: none). ``own`` is true for the viewer's own
+    membership events. ``own_before`` is then the membership before. ``changes_visibility`` is true for history
+    visibility events. ``visibility_before`` is then the setting before.
     """
 
     event_type: str = "m.room.message"
@@ -103,12 +105,12 @@ class Sight:
     sender_erased: bool = False
     sender_ignored: bool = False
     expired: bool = False
-    """Older than the room keeps messages."""
+    """True if the event is older than the room keeps messages."""
     public_room: bool = False
     soft_failed: bool = False
     outlier: bool = False
     always_included: bool = False
-    """Sent along whatever the rule says, as current state in sync is."""
+    """True if the event is sent whatever the rule says, as sync sends current state."""
 
 
 def known_visibility(value: object) -> str:
@@ -123,7 +125,7 @@ def effective_visibility(after: object, before: object, *, changes: bool) -> str
 
 
 def more_joined(one: str | None, other: str | None) -> str | None:
-    """Returns that one of two memberships that sees more."""
+    """Returns the one of two memberships with which a user sees more."""
     return min((one, other), key=lambda value: _MEMBERSHIPS.index(value) if value in _MEMBERSHIPS else 5)
 
 
@@ -159,8 +161,9 @@ def _never(sight: Sight) -> Rule | None:
 def admits(sight: Sight) -> Rule | None:
     """Returns the rule by which the room's state lets the viewer see the event, or null.
 
-    Invited users see events while the setting is ``invited``, including the change to it and not the change away from it. A
-    change by an erased sender counts by its new side alone, because the redacted event does not show the old one.
+    Invited users see events while the setting is ``invited``, including the change to it and not the change away from
+    it. For a change by an erased sender only the new setting applies, because the redacted event does not show the old
+    one.
     """
     membership = _seen_as(sight)
     changes = sight.changes_visibility and not sight.sender_erased

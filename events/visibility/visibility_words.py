@@ -37,7 +37,7 @@ REACHES = {
     "outlier": "No user reaches an event whose place in the graph is not known.",
     "unknown": "Who may read the room is not known: events below others are missing.",
 }
-"""Stable word of how the user gets at the event -> what it means."""
+"""Stable word of ``events.visibility.access.Reach`` -> what it means."""
 
 
 class Explained(Protocol):
