@@ -14,6 +14,6 @@ SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_s
 
 
 def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
-    """Returns ``count`` new group IDs, ascending, with possible gaps. They are never given back."""
+    """Returns ``count`` new group IDs, ascending, possibly with gaps. IDs that are not used are lost."""
     cursor.execute(_RESERVE, {"count": count})
     return sorted(number for (number,) in cursor)

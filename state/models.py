@@ -29,19 +29,19 @@ __all__ = ["StateGroup", "StateGroupDelta"]
 
 
 class StateGroupQuerySet(ReadOnlyQuerySet["StateGroup"]):
-    """Queries of state groups, which are indexed by ID, (room_id, ID) and prev_group."""
+    """Queries of state groups. The table has indexes on ID, (room_id, ID) and prev_group."""
 
     def in_room(self, room_id: str) -> StateGroupQuerySet:
         """Returns the groups of a room in the order of creation."""
         return self.filter(room_id=room_id).order_by("id")
 
     def built_on(self, group: int) -> StateGroupQuerySet:
-        """Returns the groups that are stored as deltas of this one."""
+        """Returns the groups that are stored as deltas on top of ``group``."""
         return self.filter(prev_group=group).order_by("id")
 
 
 class StateGroup(models.Model):
-    """One full state of a room. The module describes how groups, chains and deltas represent it.
+    """One full state of a room. The docstring of this module explains groups, chains and deltas.
 
     ``keys`` is the number of entries of the full state. ``rows_to_read`` is the number of delta rows that reading it takes.
     """
@@ -78,7 +78,7 @@ class StateGroup(models.Model):
 
 
 class StateGroupDeltaQuerySet(ReadOnlyQuerySet["StateGroupDelta"]):
-    """Queries of delta rows, which are indexed by (chain, state_group, type, state_key)."""
+    """Queries of delta rows. The primary key is (chain, state_group, type, state_key)."""
 
     def of_group(self, group: StateGroup) -> StateGroupDeltaQuerySet:
         """Returns the rows of a group: its difference from the group below, or all entries of a full group."""

@@ -1,7 +1,7 @@
 """State resolution: several states of a room become one, equal for every server and every order of the states (pure).
 
-The room version decides the algorithm. Rejected events are never added. Events that are named by a state but not known here can
-neither win nor authorise others.
+The room version decides the algorithm. Rejected events are never added. A state may name events that are not known
+here. These can neither win a conflict nor authorise other events.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ __all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "room_ve
 
 
 class EventIdForm(Enum):
-    """The origin of an event ID."""
+    """The ways in which an event gets its ID."""
 
     CHOSEN = "chosen by the sender, a field of the event"
     HASH = "$ and the reference hash in standard base64"
@@ -81,7 +81,7 @@ ROOM_VERSIONS: dict[str, RoomVersion] = _versions()
 
 
 def room_version(name: str) -> RoomVersion:
-    """Returns the version of that name. Raises ``UnknownRoomVersion``, which lists the names that exist."""
+    """Returns the room version of that name. Raises ``UnknownRoomVersion``, whose text lists the known names."""
     try:
         return ROOM_VERSIONS[name]
     except KeyError:
