@@ -1,8 +1,8 @@
 """Masking of passwords in text that is kept or shown: command lines, addresses, errors (pure).
 
-Masked are the password of an address (``postgresql://user:PASSWORD@host``), and values of ``password=``, ``secret:`` and
-the like in connection strings, queries of addresses, headers and dictionaries. On a command line it is the value after an
-option that names a secret.
+The following is masked: the password of an address (``postgresql://user:PASSWORD@host``), and the values of
+``password=``, ``secret:`` and the like in connection strings, queries of addresses, headers and dictionaries. On a
+command line, the value after an option that names a secret is masked as well.
 """
 
 from __future__ import annotations
