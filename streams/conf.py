@@ -147,7 +147,7 @@ def stream_settings() -> StreamSettings:
 
 
 def _forget(setting: str, **_: object) -> None:
-    """Drops the settings that were read, after a test changed one."""
+    """Drops the cached settings after a test changed one of them."""
     global _cached  # noqa: PLW0603
     if setting.startswith("REPLSITE_"):
         _cached = None
