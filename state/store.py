@@ -221,7 +221,7 @@ def _can_be_stored(value: str) -> bool:
 
 
 def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
-    """Returns for each group its entries at these keys. Groups without any are left out."""
+    """Returns for each group its entries at these keys. Groups without an entry there are left out."""
     asked = _storable_keys(keys)
     found: dict[int, State] = {}
     types, state_keys = [key[0] for key in asked], [key[1] for key in asked]
