@@ -45,14 +45,14 @@ class Condition:
         return self._since is not None
 
     def begins(self, error: BaseException | str, **fields: Any) -> None:
-        """Reports the failure. Logs one line, the first time only."""
+        """Reports that the failure occurs. Only the first report is logged, until ``ends`` is called."""
         if self._since is None:
             self._since = time.monotonic()
             text = error if isinstance(error, str) else one_line(error)
             self._log.warning(self._begins, **self._who, error=text, **fields)
 
     def ends(self, **fields: Any) -> None:
-        """Reports success. Logs one line if there was a failure before."""
+        """Reports success. If a failure was reported before, logs its end with the duration."""
         since, self._since = self._since, None
         if since is not None:
             self._log.info(self._ends, **self._who, seconds=round(time.monotonic() - since, 1), **fields)
