@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["reserve_group_ids"]
 
-#: IDs for new groups, ascending.
+#: Reserves IDs for new groups. The IDs ascend.
 _RESERVE = """
 SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)
 """

@@ -63,7 +63,7 @@ FROM spans, LATERAL (
 ORDER BY state_key, type, state_group DESC"""
 )
 FULL_STATE = _FILTERED.format(condition="")
-#: The same without a filter, planned once in each session (migration 0003).
+#: The same query without a filter, as a database function that is planned once in each session (migration 0003).
 _FULL_STATE_PLANNED = "SELECT type, state_key, event_id FROM state_full_state(%(group)s)"
 
 #: The digest of a state, computed without sending the state. Equal digests mean equal states.

@@ -36,9 +36,9 @@ class Need(Enum):
     NOTHING = auto()
     """It is kept only while other groups build on it."""
     STATE = auto()
-    """It is the state after or before some event."""
+    """It is the state after an event, or the state before one."""
     STEP = auto()
-    """It is the state after an accepted state event: the group below it is the state before."""
+    """It is the state after an accepted state event. So the group below it must stay the state before this event."""
 
 
 @dataclass(frozen=True, slots=True)

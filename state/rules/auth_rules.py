@@ -25,7 +25,7 @@ def _no_signature(_signed: Mapping[str, Any], _keys: Sequence[str]) -> bool:
 
 
 _MORE_THAN_LEVELS = ("m.room.power_levels", "m.room.redaction")
-"""Types whose rules look at more of an event than its sender."""
+"""Types for which the decision also depends on other parts of the event than its sender and type."""
 _MOST_SENDERS = 10_000
 _UNKNOWN = "not asked yet"
 
@@ -41,7 +41,7 @@ class AuthRules:
         self._signed_by = signed_by
         self._last_levels: tuple[AuthEvent | None, AuthEvent | None, PowerLevels] | None = None
         self._by_sender: dict[tuple[str, str], str | None] = {}
-        """By the last levels: (sender, type) of events that are no state -> why they may not be sent."""
+        """(sender, type) -> refusal, or null. For events that are not state, under the power levels used last."""
 
     def refusal(self, event: AuthEvent, state: State) -> str | None:
         """Returns the reason why a state does not allow an event, or null if the state allows it.

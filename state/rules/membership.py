@@ -12,7 +12,7 @@ from state.rules.power_levels import PowerLevels, shown_level, too_low
 __all__ = ["MemberChange", "SignedBy", "membership_refusal"]
 
 SignedBy = Callable[[Mapping[str, Any], Sequence[str]], bool]
-"""Whether a signed object bears a valid signature of one of these ed25519 public keys (base64)."""
+"""Returns true if a signed object has a valid signature of one of these ed25519 public keys (base64)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ _CREATOR_LEVEL = 100
 _LONGEST_TEXT = 100
 
 DEFAULT_LEVELS: Mapping[str, int] = {"ban": 50, "kick": 50, "redact": 50, "invite": 0}
-"""What an act takes when the power level event does not say."""
+"""The level that an action takes if the power levels event does not name one."""
 
 
 def level_of(value: Any, version: RoomVersion) -> int | None:
