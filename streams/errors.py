@@ -112,11 +112,15 @@ class WriterNameTaken(WriterError):
 
 
 class WriterBusy(WriterError):
-    """A transaction of an earlier process with this name is still open, or another session holds the start lock of a stream."""
+    """The writer cannot start now.
+
+    A transaction of an earlier process with this name is still open, or another session holds the lock that a writer
+    needs to enter a stream.
+    """
 
 
 class WriterDraining(WriterError):
-    """This process is leaving its streams: open reservations complete, no new ones are made."""
+    """This process is leaving its streams. Open reservations become complete, and new ones are refused."""
 
 
 class WriterRetired(WriterError):

@@ -21,9 +21,9 @@ from streams.runtime.text import visible
 
 __all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
 
-#: Ends of the lookups of Django's list filters on a column or a foreign key.
+#: The suffixes that Django's list filters append to the name of a column or a foreign key.
 _LOOKUPS_OF_FILTERS = ("", "__exact", "__isnull", "__id__exact")
-#: Longest search. Each word of it is a condition on each field that is searched.
+#: The most characters of a search term. Each word of the term becomes a condition on each searched field.
 _LONGEST_SEARCH = 300
 
 if TYPE_CHECKING:

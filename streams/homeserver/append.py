@@ -65,7 +65,7 @@ def set_presence(*presences: Presence) -> list[int]:
 def add_receipt(room_id: str, receipt_type: str, user_id: str, event_id: str, data: Mapping[str, Any]) -> int:
     """Appends to ``receipts``: the user has read the room up to an event.
 
-    ``data`` is such as ``{"ts": 1, "hidden": False}``.
+    An example of ``data`` is ``{"ts": 1, "hidden": False}``.
     """
     text = json_text("receipts", dict(data))
     receipt = Receipt(room_id=room_id, receipt_type=receipt_type, user_id=user_id, event_id=event_id, data=text)
@@ -116,7 +116,7 @@ def account_data_changed(user_id: str, data_type: str, room_id: str | None = Non
 def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> int:
     """Appends to ``groups``: the user's membership of a group changed.
 
-    ``content`` is such as ``{"membership": "join", "content": {}}``.
+    An example of ``content`` is ``{"membership": "join", "content": {}}``.
     """
     change = GroupChange(
         group_id=group_id, user_id=user_id, type="membership", content=json_text("groups", dict(content))

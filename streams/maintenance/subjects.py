@@ -26,7 +26,8 @@ __all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "subjects"]
 class Subject(Protocol):
     """One subject of a maintenance command: its arguments and its work."""
 
-    #: The description, in sentences. The last is ``Example: purge WHAT …``, which the command lists with its examples.
+    #: The description, in sentences. The last sentence is ``Example: purge WHAT …``. The command shows it as an
+    #: example.
     help: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

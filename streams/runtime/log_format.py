@@ -28,11 +28,12 @@ __all__ = ["FORMS", "log_uncaught", "logging_config"]
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
 LONGEST_TRACE = 20_000
-#: Most lines about refused requests within so many seconds, and the characters of one that are written.
+#: The most log entries about refused requests, the period in seconds for which this holds, and the most characters of
+#: one.
 REFUSED_LINES, REFUSED_SECONDS, LONGEST_REFUSED = 10, 10.0, 200
-#: Shorter secrets are not masked: they would hide ordinary words.
+#: Shorter secrets are not masked, because they could occur in ordinary words.
 SHORTEST_SECRET = 6
-#: Characters beyond the cut that are searched, too, so that a secret across the cut is found whole.
+#: The characters after the cut that are searched for secrets, too. So a secret that lies across the cut is found.
 _MORE = 1_000
 _ODD_IN_KEYS = re.compile(r"[^\w.-]")
 EventDict = dict[str, Any]

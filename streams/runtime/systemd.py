@@ -15,7 +15,7 @@ from streams.conf import stream_settings
 __all__ = ["notify", "notify_watchdog"]
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
-#: Signs of life within the manager's time-out.
+#: The number of signs of life in each time-out of the manager.
 _SIGNS = 3
 
 

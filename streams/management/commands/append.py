@@ -24,7 +24,7 @@ __all__ = ["Command"]
 
 #: Each thread has a database connection of its own.
 MOST_THREADS = 500
-#: The pause of a patient run before it retries.
+#: The pause before a retry, with ``--patient``.
 PATIENCE_SECONDS = 0.5
 
 
