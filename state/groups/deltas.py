@@ -294,7 +294,8 @@ class GroupBuilder:
     def _add_full_on(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
         """Adds the state of ``base`` with ``changes`` as a full group.
 
-        For changes about as large as the state: a full group then takes fewer rows than a copy and a delta.
+        This is for changes about as large as the state. A full group then takes fewer rows than a copy with a delta on
+        top.
         """
         state = {**self.expand(base), **changes}
         return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})

@@ -1,6 +1,8 @@
-"""State resolution: several states of a room become one, equal for every server and every order of the states (pure).
+"""State resolution: computes one state of a room out of several (pure).
 
-The room version decides the algorithm. Rejected events are never added. A state may name events that are not known
+The result is the same on every server, and for every order of the states.
+
+The room version determines the algorithm. Rejected events are never added. A state may name events that are not known
 here. These can neither win a conflict nor authorise other events.
 """
 

@@ -151,10 +151,10 @@ def _turned(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: str | None) -> list[str]:
     """Returns events in mainline order: by the power levels event among their auth events, then by time.
 
-    The *mainline* is the chain that begins with the event ``power_levels`` and goes on from each power levels event to
-    the one among its auth events. The chain of any other event begins with the power levels event among its auth
-    events. The event belongs to the first mainline event on its chain. Events whose chain never meets the mainline come
-    first.
+    Each event has a chain: the power levels event among its auth events, then the one among that event's auth events,
+    and so on. The *mainline* is the event ``power_levels`` with its chain. Events are ordered by the mainline event
+    that their chain meets first, from the oldest to the newest mainline event. Events whose chain never meets the
+    mainline come first.
     """
     mainline, event_id = [], power_levels
     while event_id is not None and event_id in graph.events:
