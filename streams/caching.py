@@ -70,7 +70,8 @@ def cached(name: str, *, max_entries: int = 10_000, room_state: StateRule | None
 
     ``name`` identifies the cache on the stream ``caches``, and must be the same in all processes. ``room_state(room_id,
     user_ids)`` returns the keys to drop when the current state of a room has changed. ``user_ids`` are the users whose
-    membership changed. If it returns None, the whole cache is dropped. Raises ``ValueError`` for a name that is taken.
+    membership changed. If the function returns None, the whole cache is dropped. Raises ``ValueError`` for a name that
+    is taken.
     """
     return _Decorate(name, max_entries, room_state)
 
@@ -233,7 +234,10 @@ class AsyncCachedFunction(_Cached[T]):
 
 
 class _Fill:
-    """A commit hook that stores a value. If Django discards the hook after a rollback, the ticket is given back."""
+    """A commit hook that stores a value. If Django discards the hook after a rollback, the hook abandons its ticket.
+
+    ``CacheStore`` explains tickets.
+    """
 
     def __init__(self, store: CacheStore, ticket: Ticket, value: Any) -> None:
         self._store, self._ticket, self._value = store, ticket, value

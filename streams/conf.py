@@ -113,7 +113,7 @@ class StreamSettings:
     feed_entries: int = 5_000
     """Most entries of a user's feed. If there are more, the oldest are deleted."""
     hot_entries: int = 10_000
-    """Most last changes of a stream, for each type (rooms, users), that the notifier keeps; also most users with rooms."""
+    """Most last changes that the notifier keeps for each stream and type (rooms, users). Also most users with rooms."""
     hot_waiter_limit: int = 10_000
     """Most callers that wait for changes in one process."""
     notify_socket: str = ""

@@ -28,7 +28,7 @@ M = TypeVar("M", bound="type[Model]")
 def bind(
     declaration: StreamDeclaration, *, sample: Sample | None = None, caches: Mapping[str, KeyRule] | None = None
 ) -> Callable[[M], M]:
-    """Class decorator that makes the model hold facts of the declared stream.
+    """Class decorator that binds a model to a declared stream: the rows of the model are facts of the stream.
 
     A stream that is a union of tables is bound once per model. ``sample`` supplies the facts of ``manage.py append``.
     ``caches`` declares which cached values a new row drops. It maps the name of a cache to the columns that are its
