@@ -19,7 +19,7 @@ MOST_DELTAS = 200
 
 @admin.register(StateGroup)
 class StateGroupAdmin(ReadOnlyAdmin):
-    """Page of one state group, with the entries in which it differs from the group below."""
+    """The pages of state groups: each shows the entries in which a group differs from the group below."""
 
     list_display = ("id", "room_id", "prev_group", "chain", "hops", "keys", "rows_to_read")
     ordering = ("-id",)

@@ -1,4 +1,4 @@
-"""Registers the room ``state`` with Django."""
+"""Registers the app ``state`` with Django."""
 
 from django.apps import AppConfig
 

@@ -1,11 +1,11 @@
-"""Errors of the room ``state`` (pure).
+"""Errors of the package ``state`` (pure).
 
     StateError
-    ├── StepTooLarge         a state event's group that cannot be built on the state before the event
+    ├── StepTooLarge         the group of a state event cannot be stored on top of the state before the event
     ├── UnknownRoomVersion   there are no rules for a room version of this name
-    └── UnknownStateGroup    a state group that is not stored
+    └── UnknownStateGroup    the state group is not stored
 
-Messages say what, where and what to do.
+Every message names the problem, the place and the remedy.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ __all__ = ["StateError", "StepTooLarge", "UnknownRoomVersion", "UnknownStateGrou
 
 
 class StateError(Exception):
-    """Base class of all errors of this room."""
+    """Base class of all errors of this package."""
 
 
 class StepTooLarge(StateError, ValueError):
-    """Raised when the group of a state event changes more entries than one delta on the state before may hold."""
+    """Raised if a state event changes more entries than one delta on top of the state before the event may hold."""
 
 
 class UnknownRoomVersion(StateError, ValueError):

@@ -1,7 +1,7 @@
 """The model field for Matrix identifiers: event, room and user IDs, event types, state keys.
 
-Django gives every unique text column a second index for LIKE queries. Byte order makes it superfluous, and this class
-avoids it.
+Django gives every unique text column a second index for LIKE queries. This field compares bytewise, so the first index
+serves such queries as well. The field therefore avoids the second index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ __all__ = ["IdentifierField"]
 
 
 class IdentifierField(models.TextField):
-    """Text of at most 255 bytes without NUL, compared by code point. The parser of events checks the length."""
+    """A field for text of at most 255 bytes without NUL, compared by code point.
+
+    The field does not check the length. The parser of events does.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("db_collation", "C")

@@ -7,13 +7,13 @@ from typing import Any
 
 __all__ = ["reserve_group_ids"]
 
-#: IDs for new groups, ascending.
+#: Reserves IDs for new groups. The IDs ascend.
 _RESERVE = """
 SELECT nextval(pg_get_serial_sequence('state_stategroup', 'id')) FROM generate_series(1, %(count)s)
 """
 
 
 def reserve_group_ids(cursor: Any, count: int) -> Sequence[int]:
-    """Returns ``count`` new group IDs, ascending, with possible gaps. They are never given back."""
+    """Returns ``count`` new group IDs, ascending, possibly with gaps. IDs that are not used are lost."""
     cursor.execute(_RESERVE, {"count": count})
     return sorted(number for (number,) in cursor)

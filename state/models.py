@@ -1,16 +1,16 @@
 """Tables of state groups and their deltas.
 
-A *state group* is one full state of a room: a map ``(type, state_key) -> event_id``. It is stored as a *delta*, the keys
-that differ from the group below it. Many events share a group (``events.models.Event.state_group``).
+A *state group* is one full state of a room: a map ``(type, state_key) -> event_id``. It is stored as a *delta*: the
+entries that differ from the group below it. Many events share a group (``events.models.Event.state_group``).
 
-Groups lie in *chains*. The groups of a chain build on each other in the order of their IDs. So the delta rows that make up
-group ``g`` inside its chain are one index range, ``chain = c AND state_group <= g``, and for each key the row with the
-highest ``state_group`` wins. The first group of a chain is stored in full (``prev_group`` null), or builds on a group of
-another chain. ``hops`` counts the chains below and is bounded (``state.groups.deltas``), so one query with a bounded number
-of range scans reads any group.
+Groups lie in *chains*. The groups of a chain build on each other in the order of their IDs. So the part of group ``g``
+that its own chain holds is one index range of delta rows, ``chain = c AND state_group <= g``. For each key the row with
+the highest ``state_group`` wins. The first group of a chain is stored in full (``prev_group`` null), or builds on a
+group of another chain. ``hops`` counts the chains below and is bounded (``state.groups.deltas``). So any group is read
+by one query with a bounded number of range scans.
 
-The group of an accepted state event has the state before the event as its ``prev_group``. Its delta is that event alone.
-A create event has no group below.
+The group of an accepted state event is stored on top of the group with the state before the event (``prev_group``). Its
+delta is one row, the event itself. The group of a create event has no group below.
 
 Invariants: group IDs of a room ascend in the order of creation (``prev_group < id``). A chain is extended only at its last
 group, and only under the room's lock. Other services may import these models, and should only read them.
@@ -29,19 +29,19 @@ __all__ = ["StateGroup", "StateGroupDelta"]
 
 
 class StateGroupQuerySet(ReadOnlyQuerySet["StateGroup"]):
-    """Queries of state groups, which are indexed by ID, (room_id, ID) and prev_group."""
+    """Queries of state groups. The table has indexes on ID, (room_id, ID) and prev_group."""
 
     def in_room(self, room_id: str) -> StateGroupQuerySet:
         """Returns the groups of a room in the order of creation."""
         return self.filter(room_id=room_id).order_by("id")
 
     def built_on(self, group: int) -> StateGroupQuerySet:
-        """Returns the groups that are stored as deltas of this one."""
+        """Returns the groups that are stored as deltas on top of ``group``."""
         return self.filter(prev_group=group).order_by("id")
 
 
 class StateGroup(models.Model):
-    """One full state of a room. The module describes how groups, chains and deltas represent it.
+    """One full state of a room. The docstring of this module explains groups, chains and deltas.
 
     ``keys`` is the number of entries of the full state. ``rows_to_read`` is the number of delta rows that reading it takes.
     """
@@ -78,7 +78,7 @@ class StateGroup(models.Model):
 
 
 class StateGroupDeltaQuerySet(ReadOnlyQuerySet["StateGroupDelta"]):
-    """Queries of delta rows, which are indexed by (chain, state_group, type, state_key)."""
+    """Queries of delta rows. The primary key is (chain, state_group, type, state_key)."""
 
     def of_group(self, group: StateGroup) -> StateGroupDeltaQuerySet:
         """Returns the rows of a group: its difference from the group below, or all entries of a full group."""

@@ -1,7 +1,8 @@
 """Reads state groups from the database.
 
-A filter (``state.groups.filters``) becomes part of the query, so only wanted entries are sent. Each function is one query, hence
-one snapshot, on the connection of the given alias and inside the caller's transaction if there is one.
+A filter (``state.groups.filters``) becomes part of the query, so only wanted entries are sent. Each function reads by
+one query, hence in one snapshot. It uses the connection of the given alias, and the caller's transaction if there is
+one.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ __all__ = [
 
 State = dict[StateKey, str]
 
-#: Keys up to this number are looked up each for itself, and each walk ends at its first hit; more are read in one pass.
+#: Up to this number of keys, each key is looked up separately, and its walk ends at the first hit. More keys are read
+#: in one pass.
 ONE_BY_ONE = 4
 
-#: The chains below a group (``state.groups.deltas.HOPS_LIMIT`` at most), each with the last group of it that counts.
+#: The chains below a group (``state.groups.deltas.HOPS_LIMIT`` at most). ``upto`` is the last group of a chain that
+#: belongs to the state.
 _SPANS = """
 WITH RECURSIVE spans AS (
     SELECT chain, id AS upto FROM state_stategroup WHERE id = %(group)s
@@ -44,9 +47,10 @@ WITH RECURSIVE spans AS (
     WHERE below.id = (SELECT prev_group FROM state_stategroup WHERE id = spans.chain)
 )"""
 
-#: The entries of a group: one index range a chain, and the highest group wins for each key; null: the key was removed.
-#: ``OFFSET 0`` keeps the planner, which cannot guess how many chains there are, from reading the whole table. State keys differ
-#: earlier than types, so they sort first.
+#: The entries of a group. One index range is read for each chain, and for each key the row of the highest group wins. A
+#: null event means that the key was removed. The planner cannot estimate the number of chains; ``OFFSET 0`` keeps it
+#: from reading the whole table. State keys are sorted before types, because two of them usually differ in their first
+#: characters.
 _FILTERED = (
     _SPANS
     + """
@@ -59,10 +63,10 @@ FROM spans, LATERAL (
 ORDER BY state_key, type, state_group DESC"""
 )
 FULL_STATE = _FILTERED.format(condition="")
-#: The same without a filter, planned once in each session (migration 0003).
+#: The same query without a filter, as a database function that is planned once in each session (migration 0003).
 _FULL_STATE_PLANNED = "SELECT type, state_key, event_id FROM state_full_state(%(group)s)"
 
-#: A state without sending it: equal digests are equal states.
+#: The digest of a state, computed without sending the state. Equal digests mean equal states.
 _DIGEST = f"""
 SELECT EXISTS (SELECT FROM state_stategroup WHERE id = %(group)s), count(event_id), encode(sha256(convert_to(coalesce(
     string_agg(ROW(type, state_key, event_id)::text, '' ORDER BY state_key, type)
@@ -70,14 +74,14 @@ SELECT EXISTS (SELECT FROM state_stategroup WHERE id = %(group)s), count(event_i
 FROM ({FULL_STATE}) AS entry
 """
 
-#: The newest entry of a chain at one key: an index range walked backwards up to the first hit.
+#: The newest entry of a chain at one key: a backward scan of an index range that stops at the first row.
 _HIT = """
     SELECT state_group, event_id FROM state_stategroupdelta AS delta
     WHERE delta.chain = {group}.chain AND delta.state_group <= {group}.id
       AND delta.type = {key}.type AND delta.state_key = {key}.state_key
     ORDER BY delta.state_group DESC LIMIT 1
 """
-#: The entries of some groups at a few keys: each key walks from chain to chain until it is found.
+#: The entries of some groups at a few keys. Each key is searched from chain to chain until it is found.
 _AT_KEYS = f"""
 WITH RECURSIVE walk AS (
     SELECT own.id AS wanted, own.chain, key.type, key.state_key, hit.state_group, hit.event_id
@@ -94,7 +98,8 @@ WITH RECURSIVE walk AS (
 SELECT wanted, type, state_key, event_id FROM walk WHERE event_id IS NOT NULL
 """
 
-#: Several groups at once: first their chains, one row for each, then every row of these chains, once however many groups need it.
+#: Several groups at once: first one row for each of their chains, then the delta rows of these chains. A delta row is
+#: sent once, even if several groups need it.
 _MANY = """
 WITH RECURSIVE spans AS (
     SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%(groups)s)
@@ -131,7 +136,7 @@ def full_state(group: int, using: str = "default", only: StateFilter = EVERYTHIN
 def full_states(groups: Iterable[int], using: str = "default", only: StateFilter = EVERYTHING) -> dict[int, State]:
     """Returns the states of several groups by one query that reads each row once. Raises ``UnknownStateGroup``.
 
-    All states are in memory at the same time, so callers divide many groups of large rooms into rounds.
+    All states are in memory at the same time. For many groups of large rooms, callers make several calls.
     """
     wanted = sorted(set(groups))
     if not wanted:
@@ -164,7 +169,10 @@ def state_digest(group: int, using: str = "default") -> StateDigest | None:
 
 
 def entries(groups: Collection[int], keys: Collection[StateKey], using: str = "default") -> dict[int, State]:
-    """Returns for each group its entries at these keys. Keys that it lacks are left out. A missing group has no entries."""
+    """Returns for each group its entries at these keys.
+
+    Keys without an entry are left out. A missing group has no entries.
+    """
     found: dict[int, State] = {group: {} for group in groups}
     return found | _at_keys(list(found), keys, using)
 
@@ -200,7 +208,7 @@ def _condition(only: StateFilter) -> tuple[str, dict[str, list[str]]]:
 
 
 def _storable(values: Iterable[str]) -> list[str]:
-    """Returns the values that a column can hold. No stored entry has another."""
+    """Returns the values that a text column can hold. Other values occur in no stored entry."""
     return sorted(value for value in values if _can_be_stored(value))
 
 
@@ -213,7 +221,7 @@ def _can_be_stored(value: str) -> bool:
 
 
 def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
-    """Returns for each group its entries at these keys. Groups without any are left out."""
+    """Returns for each group its entries at these keys. Groups without an entry there are left out."""
     asked = _storable_keys(keys)
     found: dict[int, State] = {}
     types, state_keys = [key[0] for key in asked], [key[1] for key in asked]
@@ -229,7 +237,7 @@ def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) ->
 
 
 class _Chains:
-    """The chains below some groups, and the states that their rows add up to."""
+    """The chains below some wanted groups, and the states that the rows of these chains add up to."""
 
     def __init__(self) -> None:
         self._spans: dict[int, dict[int, int]] = {}
@@ -247,7 +255,10 @@ class _Chains:
         return group in self._spans
 
     def states(self) -> dict[int, State]:
-        """Returns the states of the wanted groups. Each chain is read once, after the one below it, which has a lower ID."""
+        """Returns the states of the wanted groups.
+
+        Each chain is applied once, after the chain below, which has a lower ID.
+        """
         below, ends = self._places()
         at: dict[int | None, State] = {None: {}}
         for chain in sorted(ends):
@@ -264,7 +275,7 @@ class _Chains:
         return {group: at[group] for group in self._spans}
 
     def _places(self) -> tuple[dict[int, int | None], dict[int, set[int]]]:
-        """Returns the group below each chain, and for each chain the groups whose state is wanted."""
+        """Returns two maps: chain -> the group below it, and chain -> its groups at which a state is needed."""
         below: dict[int, int | None] = {}
         ends: dict[int, set[int]] = {}
         for spans in self._spans.values():

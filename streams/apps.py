@@ -16,9 +16,10 @@ class StreamsConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Registers the checks and subjects, and a hook that retires this process's writers at an orderly exit.
+        """Registers the system checks, the subjects of ``purge`` and ``resync``, and two hooks.
 
-        Without the hook, others would wait for the writers of a process that is gone.
+        One hook retires this process's writers at an orderly exit. Otherwise readers would wait for the writers of a
+        process that is gone. The other hook sets keepalives on new database connections.
         """
         from streams import checks  # noqa: F401, PLC0415 - importing registers the checks
         from streams.homeserver import federation_queue, typing  # noqa: F401, PLC0415 - registers their reset hooks
@@ -33,7 +34,7 @@ class StreamsConfig(AppConfig):
 def _watch_host(connection: BaseDatabaseWrapper, **_: object) -> None:
     """Sets keepalives for the server side of Django's connections to the streams' database.
 
-    Transactions that append hold locks. The server must notice when the host of one is lost.
+    An appending transaction holds locks. PostgreSQL must notice when the host of its client is lost.
     """
     from streams.conf import stream_settings  # noqa: PLC0415
     from streams.db import driver  # noqa: PLC0415 - the driver is not needed to load the app

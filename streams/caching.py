@@ -1,22 +1,22 @@
-"""Cached functions whose values are dropped in every process before a position shows that they are stale.
+"""Cached functions. An outdated value is dropped in every process before that process shows the position of the change.
 
     @cached("get_order_status")
     def get_order_status(order_id: str) -> str: ...
 
     get_order_status("4711")                 # computed once, then kept
-    get_order_status.invalidate("4711")      # a fact of the stream ``caches``, in the caller's transaction
+    get_order_status.invalidate("4711")      # appends a fact to the stream ``caches``, in the caller's transaction
     get_order_status.invalidate_all()
     get_order_status.prefill(("4711",), "paid")
 
 Keys are strings. Values may be of any type, but must not be changed in place. ``async def`` functions are awaited, and
-have ``ainvalidate`` and ``ainvalidate_all``. Another stream can drop values with its own rows:
-``caches={"get_order_status": ["order_id"]}`` on its declaration. Values that depend on a room's current state declare it
-with ``room_state=``. Each change of that state drops them.
+have ``ainvalidate`` and ``ainvalidate_all``. The rows of another stream can drop values as well: declare that stream
+with ``caches={"get_order_status": ["order_id"]}``. A function whose values depend on a room's current state is declared
+with ``room_state=``. Each change of that state then drops its values.
 
-Guarantees: a dropped value is never served again, even if a computation that began before the drop ends after it. Nothing
-is kept while this process cannot receive other processes' changes. A transaction sees what it has changed itself. The
-function must read committed data (PostgreSQL's default isolation). In a transaction with a fixed snapshot nothing is
-kept.
+Guarantees: a dropped value is never served again, even if a computation that began before the drop ends after it. No
+value is kept while this process cannot receive the changes of other processes. A transaction sees what it has changed
+itself. The function must read committed data (PostgreSQL's default isolation). In a transaction with a fixed snapshot
+(repeatable read, serializable) no value is kept.
 """
 
 from __future__ import annotations
@@ -68,17 +68,18 @@ class _Decorate:
 def cached(name: str, *, max_entries: int = 10_000, room_state: StateRule | None = None) -> _Decorate:
     """Decorator that caches the function's values, at most ``max_entries``; the least recently used are evicted first.
 
-    ``name`` identifies the cache in other processes, on the stream ``caches``. ``room_state(room_id, user_ids)`` returns
-    the keys that depend on the current state of a room. The users are those whose membership changed. None means the
-    whole cache. Raises ``ValueError`` for a name that is taken.
+    ``name`` identifies the cache on the stream ``caches``, and must be the same in all processes. ``room_state(room_id,
+    user_ids)`` returns the keys to drop when the current state of a room has changed. ``user_ids`` are the users whose
+    membership changed. If the function returns None, the whole cache is dropped. Raises ``ValueError`` for a name that
+    is taken.
     """
     return _Decorate(name, max_entries, room_state)
 
 
 def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str | None = None) -> list[int]:
-    """Drops all values that depend on the current state of a room, or on these users' membership, in all processes.
+    """Drops in all processes the values that depend on a room's current state, or on the membership of these users.
 
-    ``events`` calls this for every change that it stores. Returns the tokens of the facts.
+    The package ``events`` calls this for each change of state that it stores. Returns the tokens of the appended facts.
     """
     return invalidate_room_states([(room_id, user_ids)], using)
 
@@ -86,7 +87,7 @@ def invalidate_room_state(room_id: str, user_ids: Iterable[str] = (), using: str
 def invalidate_room_states(rooms: Iterable[tuple[str, Iterable[str]]], using: str | None = None) -> list[int]:
     """Does the same as ``invalidate_room_state`` for several rooms at once.
 
-    Call it late in a transaction: readers of ``caches`` wait for its end.
+    Call it late in a transaction, because readers of the stream ``caches`` wait for the end of the transaction.
     """
     return _append([(ROOM_STATE, keys) for room, users in rooms for keys in room_state_keys(room, users)], using)
 
@@ -113,16 +114,17 @@ class _Cached(Generic[T]):
         return _append([(self.name, None)])[0]
 
     def prefill(self, key: Sequence[str], value: T) -> None:
-        """Keeps a value that the caller knows: after the commit of the caller's transaction, without one at once.
+        """Stores a value that the caller knows.
 
-        The value is not kept if its key is dropped meanwhile, also by the caller's own transaction: first invalidate,
-        then prefill. Outside of a transaction use ``filling`` if the value was read from the database.
+        Inside a transaction the value is stored after the commit, otherwise at once. It is not stored if the key is
+        invalidated in between. This includes invalidations by the caller's own transaction, so first invalidate, then
+        prefill. Outside of a transaction use ``filling`` if the value was read from the database.
         """
         connection = _connection()
         if not cache_feed.is_hearing() or _is_frozen(connection):
             return
-        # Owned by the connection: the drop at the end of its own transaction does not spoil the ticket. A later
-        # invalidation in that transaction does.
+        # The connection owns the ticket. So the drop at the end of its own transaction does not spoil the ticket. An
+        # invalidation later in that transaction spoils it.
         ticket = self.store.begin(self._key(tuple(key)), connection)
         if connection.in_atomic_block:
             transaction.on_commit(_Fill(self.store, ticket, value), using=connection.alias)
@@ -131,14 +133,14 @@ class _Cached(Generic[T]):
 
     @contextmanager
     def filling(self, *key: str) -> Iterator[Callable[[T], None]]:
-        """Context manager for a value that is computed inside. Yields a function that takes the value and keeps it.
+        """Context manager for computing a value of ``key``. Yields a function that stores the computed value.
 
-        The value is not kept if its key is dropped before it is given. Nor is it kept in a transaction that has itself
-        made the key stale, since that may yet be rolled back.
+        The value is not stored if the key is invalidated between the start of the block and the call of the function.
+        Nor is it stored in a transaction that has changed the key itself, because this change may yet be rolled back.
         """
         found, connection = self._key(key), _connection()
         keeps = cache_feed.is_hearing() and self._may_keep(connection, found)
-        # The ticket before the value is computed, as in `CachedFunction`.
+        # The ticket is taken before the value is computed, as in `CachedFunction`.
         ticket = self.store.begin(found)
 
         def fill(value: T) -> None:
@@ -175,12 +177,13 @@ class CachedFunction(_Cached[T]):
         value = self.store.get(found)
         if value is not MISSING:
             return value
-        # The ticket before the computation: A computes from old data, B commits a change and the key is dropped, which
-        # spoils A's ticket, so A's stale value is returned once and not kept.
+        # The ticket is taken before the computation. A computes from old data, B commits a change, and the key is
+        # dropped, which spoils A's ticket. So A's stale value is returned once and not kept.
         ticket = self.store.begin(found)
         try:
             value = self._function(*found)
-            # Checked again: the notifications may have been lost, or this transaction may have changed the key, meanwhile.
+            # Checked again: in the meantime notifications may have been lost, or this transaction may have changed the
+            # key.
             if cache_feed.is_hearing() and self._may_keep(connection, found):
                 self.store.finish(ticket, value)
         finally:
@@ -215,7 +218,10 @@ class AsyncCachedFunction(_Cached[T]):
 
     @staticmethod
     def _may_keep_in_thread() -> bool:
-        """Returns true unless the transaction has a fixed snapshot. Called in the thread whose connection the queries use."""
+        """Returns true unless the transaction has a fixed snapshot.
+
+        Call it in the thread that runs the function's queries.
+        """
         return not _is_frozen(_connection())
 
     async def ainvalidate(self, *key: str) -> int:
@@ -228,7 +234,10 @@ class AsyncCachedFunction(_Cached[T]):
 
 
 class _Fill:
-    """A callback that keeps a value after the commit. If Django discards it instead, its ticket is given back."""
+    """A commit hook that stores a value. If Django discards the hook after a rollback, the hook abandons its ticket.
+
+    ``CacheStore`` explains tickets.
+    """
 
     def __init__(self, store: CacheStore, ticket: Ticket, value: Any) -> None:
         self._store, self._ticket, self._value = store, ticket, value
@@ -251,6 +260,6 @@ def _connection() -> BaseDatabaseWrapper:
 
 
 def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
-    """Returns true in a transaction with a fixed snapshot: the values that it reads now may be stale already."""
+    """Returns true in a transaction with a fixed snapshot, because what it reads now may be outdated already."""
     level = getattr(connection, "isolation_level", None)
     return connection.in_atomic_block and level is not None and int(level) in driver.SNAPSHOT_LEVELS

@@ -1,4 +1,4 @@
-"""System checks of the engine: settings that cannot work, and a site without a mapping of the migrations."""
+"""System checks of the engine: settings, declared streams, models of facts, and the setting ``MIGRATION_MODULES``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ __all__ = ["check_declarations", "check_facts", "check_migration_modules", "chec
 
 @register()
 def check_migration_modules(app_configs: Sequence[AppConfig] | None, **kwargs: Any) -> list[CheckMessage]:
-    """Finds apps whose migrations are not mapped. Django would find none of them and create no tables, without an error."""
+    """Finds apps without an entry in ``MIGRATION_MODULES``.
+
+    Django would create none of their tables, without an error.
+    """
     mapped: dict[str, str] = getattr(settings, "MIGRATION_MODULES", {})
     return [
         Error(
@@ -75,7 +78,8 @@ def _are_writers(writers: Any) -> bool:
 def _writers_of_shared_sequences(writers: Mapping[str, Sequence[str]]) -> list[CheckMessage]:
     """Finds streams that share a sequence and have different writers.
 
-    The position of one stream moves with the others of its sequence only where the same writers write both.
+    If the writers are the same, an append to one stream also moves the positions of the others. If they differ, the
+    position of one stream may stay behind.
     """
     return [
         Warning(

@@ -23,7 +23,7 @@ class StreamSettings:
     instance: str = "master"
     """Name of this process as a writer; a pattern such as ``web-{n}`` takes the lowest free number."""
     server_name: str = "localhost"
-    """Name that the replication server introduces itself with."""
+    """Name that the replication server sends to its clients."""
     database: str = "default"
     """Django's alias of the database that holds the streams."""
     writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -55,13 +55,13 @@ class StreamSettings:
     connection_limit: int = 5_000
     """Most replication connections that one server takes."""
     connection_address_limit: int = 2_500
-    """Most of them from one address; 0: no limit of its own."""
+    """Most replication connections from one address; 0: no limit for single addresses."""
     close_limit_seconds: float = 25.0
     """A replication connection that is still open this long after its close was requested is aborted."""
     http_connection_limit: int = 2_000
     """Most HTTP and WebSocket connections that one server takes."""
     http_address_limit: int = 500
-    """Most of them from one address, except from proxies; 0: no limit of its own."""
+    """Most HTTP connections from one address that is not a proxy's; 0: no limit for single addresses."""
     http_head_limit_seconds: float = 10.0
     """Longest time for the head of an HTTP request to arrive, from its first byte to its last."""
     http_body_limit_bytes: int = 4 * 1024 * 1024
@@ -85,7 +85,7 @@ class StreamSettings:
     worker_report_limit: int = 100_000
     """Most users that may sync over one server, and most reports of one type that wait for the database."""
     worker_silence_seconds: float = 300.0
-    """Users that sync over a connection without news for this long are forgotten."""
+    """Syncing users are forgotten if their connection has sent nothing for this long."""
     user_address_days: float = 28.0
     """Days for which the address at which a user was last seen is kept."""
     redis_password: str = field(default="", repr=False)
@@ -111,9 +111,9 @@ class StreamSettings:
     censor_after_days: float | None = 7.0
     """Days after which a redacted event's stored JSON is replaced by its pruned form; 0: by the next run; None: never."""
     feed_entries: int = 5_000
-    """Most entries of a user's feed; the oldest beyond that are cut."""
+    """Most entries of a user's feed. If there are more, the oldest are deleted."""
     hot_entries: int = 10_000
-    """Most last changes of one type (rooms, users) that the notifier keeps of a stream, and most users with their rooms."""
+    """Most last changes that the notifier keeps for each stream and type (rooms, users). Also most users with rooms."""
     hot_waiter_limit: int = 10_000
     """Most callers that wait for changes in one process."""
     notify_socket: str = ""
@@ -147,7 +147,7 @@ def stream_settings() -> StreamSettings:
 
 
 def _forget(setting: str, **_: object) -> None:
-    """Drops the settings that were read, after a test changed one."""
+    """Drops the cached settings after a test changed one of them."""
     global _cached  # noqa: PLW0603
     if setting.startswith("REPLSITE_"):
         _cached = None

@@ -1,4 +1,4 @@
-"""Declaration of a stream in one class: its declaration is derived from the model.
+"""Declares a stream by one class: a decorated model.
 
     @stream("orders", "order_id", "status")
     class Order(Fact):
@@ -45,12 +45,13 @@ def stream(
     caches: Mapping[str, KeyRule] | None = None,
     trimmable: bool = True,
 ) -> Callable[[M], M]:
-    """Class decorator that makes the model's rows the facts of stream ``name``, with ``columns`` as wire row, in order.
+    """Class decorator that declares the stream ``name``, whose facts are the rows of the model.
 
-    The stream's IDs come from the sequence ``sequence_of(table)``, which a migration creates with
-    ``CreateStreamSequence``. ``sample(number, thread)`` returns field values for ``manage.py append``. ``caches`` maps
-    names of cached functions (``streams.caching``) to the columns that are their key: a new row drops those values in all
-    processes. ``trimmable=False`` is for a table that is the data itself.
+    ``columns`` are the columns that followers receive, in this order. The stream's IDs come from the sequence
+    ``sequence_of(table)``, which a migration creates with ``CreateStreamSequence``. ``sample(number, thread)`` returns
+    field values for ``manage.py append``. ``caches`` maps the name of a cached function (``streams.caching``) to the
+    columns that are its key. A new row drops the value of that key in all processes. Set ``trimmable=False`` if the
+    facts are not only a log of changes but the data itself.
 
     Raises ``TypeError`` for a column whose type has no wire form.
     """
@@ -84,7 +85,7 @@ def _column(model: type[Model], name: str) -> Column:
 class CreateStreamSequence(RunSQL):
     """Migration operation that creates the sequence of a one-class stream, for its table.
 
-    One value is taken at once: position 1 means "empty", so the first fact gets ID 2.
+    The operation takes the first value itself. Position 1 means "empty", so the first fact gets ID 2.
     """
 
     def __init__(self, table: str) -> None:

@@ -1,12 +1,12 @@
-"""Epochs: a restored database is another life of its streams, and tokens of the old life are refused.
+"""Epochs: a restore of the database begins a new epoch, and tokens of another epoch are refused.
 
-A restored backup lacks the newest facts, and its sequences will issue their IDs again. A reader with a cursor from before
-would skip the new facts under the old IDs, or believe in facts that are gone. So each life of the database has a
-random word, and stored tokens carry it. The wire is not changed: its tokens are plain numbers, and a connection ends
-with its database.
+A restored backup lacks the newest facts, and its sequences will give out the IDs of these facts again. A reader with a
+cursor from before the restore would skip the new facts under these IDs. It could also rely on facts that are gone. So
+each epoch has a random word, and stored tokens carry this word. Tokens on the wire are plain numbers without it,
+because a connection does not outlive its database.
 
-A restore is detected without an operator: the newest row of ``streams_epoch`` names the place of its life, and a restored
-copy is in another place.
+A restore is detected without an operator. The newest row of ``streams_epoch`` stores the identity of the database: the
+columns of ``Identity``. A restored copy has another identity.
 
 ===========================  =================================================================
 difference                   what happened
@@ -55,7 +55,7 @@ _MARK = "@"
 #: insufficient_privilege, read_only_sql_transaction
 _NOT_ALLOWED = frozenset({"42501", "25006"})
 
-#: Name: the place of this database; without a timeline on a standby, which cannot know it and begins no epoch.
+#: The identity of this database. The timeline is null on a standby, which cannot know it and begins no epoch.
 _IDENTITY = """
 SELECT (SELECT system_identifier::text FROM pg_control_system()),
        (SELECT oid::bigint FROM pg_database WHERE datname = current_database()),
@@ -75,7 +75,7 @@ WHERE id = (SELECT max(id) FROM streams_epoch)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The place of one life of the database. ``timeline`` is None on a standby."""
+    """The identity of a database, which changes with a restore. ``timeline`` is None on a standby."""
 
     system_identifier: str
     database_oid: int
@@ -84,7 +84,7 @@ class Identity:
 
 
 def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | None:
-    """Returns the evidence that the database was restored since; None if it is the same life."""
+    """Returns the evidence that the database was restored between ``then`` and ``now``; None if there is none."""
     if now.timeline is None:
         return None
     if then.system_identifier != now.system_identifier:
@@ -97,9 +97,9 @@ def why_new(then: Identity, now: Identity, *, failover_keeps: bool) -> str | Non
 
 
 def current_epoch(cursor: Any) -> str:
-    """Returns the word of the present epoch. Begins a new epoch if the database is in another place than before.
+    """Returns the word of the present epoch. Begins a new epoch if the identity of the database has changed.
 
-    A standby begins none and returns the primary's; empty if that has none yet.
+    A standby never begins an epoch. It returns the word of the primary, or empty text if the primary has none yet.
     """
     word, then, now = _read_identity(cursor)
     if then is None:
@@ -109,10 +109,10 @@ def current_epoch(cursor: Any) -> str:
 
 
 def readable_epoch(cursor: Any) -> str:
-    """Returns the present epoch for a role that may only read; empty if the role cannot find it out.
+    """Returns the word of the present epoch for a role that may only read, or empty text if the role cannot know it.
 
-    That is the case if the role may not query the identity of the database. It is also the case if a restored database
-    needs a new epoch, which the role may not begin: the former word would be wrong. Call it in autocommit mode.
+    The role cannot know it if it may not query the identity of the database. Nor can it if the database was restored
+    and needs a new epoch: the role may not begin one, and the old word would be wrong. Call it in autocommit mode.
     """
     try:
         return current_epoch(cursor)
@@ -123,7 +123,10 @@ def readable_epoch(cursor: Any) -> str:
 
 
 def epoch_changed(known: str, found: str) -> bool:
-    """Returns true if positions read in epoch ``known`` (empty: none were read) are invalid in the present epoch ``found``."""
+    """Returns true if positions that were read in epoch ``known`` are invalid in the present epoch ``found``.
+
+    ``known`` is empty if no position was read yet.
+    """
     return known not in ("", found)
 
 
@@ -134,9 +137,10 @@ def begin_epoch(cursor: Any, reason: str) -> str:
 
 
 def keep_epoch(cursor: Any) -> str:
-    """Continues the present epoch in the database's new place, after a move without loss (``pg_upgrade``, a moved cluster).
+    """Keeps the present epoch for a database that was moved without loss (``pg_upgrade``, a moved cluster).
 
-    Call it before any of our processes has started on the moved database.
+    Stores the new identity in the newest row of ``streams_epoch``. Call it before any of our processes has started on
+    the moved database. Returns the epoch's word.
     """
     word, then, now = _read_identity(cursor)
     if then is None:
@@ -155,7 +159,10 @@ def _read_identity(cursor: Any) -> tuple[str, Identity | None, Identity]:
 
 
 def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
-    """Begins an epoch, or returns the one that another process has begun at the same moment."""
+    """Begins an epoch and returns its word.
+
+    If another process begins one at the same moment, returns that one's word.
+    """
     # An epoch has one successor (`follows` is unique). A and B detect a restore at once: A inserts its word, B's insert
     # waits for A's commit and inserts nothing, and B returns A's word.
     fresh = "".join(secrets.choice(_WORD_LETTERS) for _ in range(_WORD_LENGTH))
@@ -172,8 +179,8 @@ def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
 def check_epoch(cursor: Any, kept: str, what: str) -> str:
     """Returns the present epoch. Raises ``EpochChanged`` if ``kept``, the epoch of a token, is another one.
 
-    ``what`` names the token in the error message. An empty ``kept`` is accepted: it is from before there were epochs, or
-    from a client that does not know them, so nothing can be checked.
+    ``what`` names the token in the error message. An empty ``kept`` is accepted, because there is nothing to check: the
+    token is older than epochs, or its client does not know them.
     """
     now = current_epoch(cursor)
     if not kept or kept == now:
@@ -188,7 +195,10 @@ def check_epoch(cursor: Any, kept: str, what: str) -> str:
 
 
 def stamp(token: str, word: str) -> str:
-    """Returns a token with its epoch, for storage: ``m5~1.7@k3x…``. Never used on the wire."""
+    """Returns the text of a token with its epoch, such as ``m5~1.7@k3x…``.
+
+    Such texts are stored, and never sent on the wire.
+    """
     return f"{token}{_MARK}{word}" if word else token
 
 

@@ -2,7 +2,7 @@
 
     StreamError
     ├── UnknownStream            the registry has no stream of that name
-    ├── UnknownTable             a model that no stream is bound to
+    ├── UnknownTable             no stream is bound to the model
     ├── WriterError
     │   ├── WriterNotAllowed     the settings do not let this instance write the stream
     │   ├── WriterNameTaken      another live process holds the name
@@ -11,32 +11,32 @@
     │   ├── WriterRetired        this process has left its streams because it was asked to
     │   ├── UnknownWriter        no process of that name ever wrote
     │   ├── WriterFenced         this process lost its lock: another one may hold the name now
-    │   └── BadInstanceName      a name that cannot be a writer's
+    │   └── BadInstanceName      the name does not have the form of a writer's name
     ├── ReservationError
-    │   ├── BadCount             not a whole number of IDs from one upwards
-    │   ├── ReservationNotOpen   used outside of its ``with`` block
-    │   ├── ReservationEnded     writing under an ID that is complete
-    │   └── ForeignFact          a row of another stream, or under an ID that was not reserved for it
-    ├── BadCacheKey              a key of a cached value that is not made of strings
-    ├── UnusableFact             content that has no wire form
-    ├── BadJson                  a text that is not JSON, or a value that JSON cannot represent
-    ├── FactIsFixed              changing or deleting a fact, or saving one without a reservation
-    ├── NotWritable              writing through a manager that only reads
+    │   ├── BadCount             the number of IDs is not a whole number from one upwards
+    │   ├── ReservationNotOpen   a reservation was used outside of its ``with`` block
+    │   ├── ReservationEnded     a row was to be written under an ID that is already complete
+    │   └── ForeignFact          a row belongs to another stream, or its ID was not reserved for it
+    ├── BadCacheKey              the key of a cached value is not made of strings
+    ├── UnusableFact             the content of a fact has no wire form
+    ├── BadJson                  a text is not JSON, or JSON cannot represent a value
+    ├── FactIsFixed              a fact was to be changed or deleted, or saved without a reservation
+    ├── NotWritable              a manager that only reads was used to write
     ├── SequenceBehind           a stored position lies above the stream's sequence
     ├── SequenceBusy             open transactions keep a sequence from being moved
     ├── WaitTimedOut             a position that a caller waited for was not reached in time
-    ├── EpochChanged             a token from before the database was restored
+    ├── EpochChanged             the token is from before the database was restored
     ├── ResyncNeeded             facts that a reader has not read were trimmed
-    ├── NotTrimmable             a stream whose table is the data itself, or that is in memory
+    ├── NotTrimmable             the stream's facts are the data itself, or are kept in memory
     ├── TrimBusy                 another process trims the stream
     ├── ReaderError
-    │   ├── BadHandler           a handler that was declared wrongly
-    │   ├── UnknownReader        no handler and no stored cursor of that name
-    │   ├── FactsParked          facts of the reader are parked, so it cannot be forgotten
+    │   ├── BadHandler           a handler was declared wrongly
+    │   ├── UnknownReader        there is no handler and no stored cursor of that name
+    │   ├── FactsParked          the reader has dead letters, so it cannot be forgotten
     │   ├── ReaderNameTaken      another live process runs the reader
     │   ├── ReaderFenced         this process lost its lock: another one may run the reader now
-    │   └── HandlerFailed        a handler could not take a fact, and its reader stops then
-    └── TokenError               a token that cannot be read, or breaks a rule
+    │   └── HandlerFailed        a handler failed on a fact, and its reader is declared to stop then
+    └── TokenError               a token cannot be read, or breaks a rule
 
 Every message names the problem, the place (stream, writer, position) and the remedy.
 """
@@ -112,11 +112,15 @@ class WriterNameTaken(WriterError):
 
 
 class WriterBusy(WriterError):
-    """A transaction of an earlier process with this name is still open, or another session holds the start lock of a stream."""
+    """The writer cannot start now.
+
+    A transaction of an earlier process with this name is still open, or another session holds the lock that a writer
+    needs to enter a stream.
+    """
 
 
 class WriterDraining(WriterError):
-    """This process is leaving its streams: open reservations complete, no new ones are made."""
+    """This process is leaving its streams. Open reservations become complete, and new ones are refused."""
 
 
 class WriterRetired(WriterError):
@@ -132,7 +136,7 @@ class WriterFenced(WriterError):
 
 
 class BadInstanceName(WriterError, ValueError):
-    """The name cannot be a writer's."""
+    """The name does not have the form of a writer's name."""
 
 
 class ReservationError(StreamError):
@@ -148,11 +152,11 @@ class ReservationNotOpen(ReservationError):
 
 
 class ReservationEnded(ReservationError):
-    """A row was to be written under an ID that is complete."""
+    """A row was to be written under an ID that is already complete."""
 
 
 class ForeignFact(ReservationError):
-    """A row belongs to another stream, or has an ID that was not reserved here."""
+    """A row belongs to another stream, or its ID was not reserved for it."""
 
 
 class BadCacheKey(StreamError, TypeError):
@@ -168,7 +172,7 @@ class FactIsFixed(StreamError):
 
 
 class NotWritable(StreamError):
-    """Rows cannot be written through a manager that only reads."""
+    """A manager that only reads was used to write."""
 
 
 class SequenceBehind(StreamError):
@@ -176,7 +180,10 @@ class SequenceBehind(StreamError):
 
 
 class SequenceBusy(StreamError):
-    """Open transactions took IDs from a sequence that is to be moved far forward, or another session holds its lock."""
+    """A sequence cannot be moved: open transactions took IDs from it, or another session holds the lock for that.
+
+    Open transactions matter only if the sequence is to be moved far forward.
+    """
 
 
 class WaitTimedOut(StreamError, TimeoutError):
@@ -192,11 +199,11 @@ class TokenError(StreamError, ValueError):
 
 
 class ResyncNeeded(StreamError):
-    """Facts that a reader has not read were trimmed. It must be set to a new position, knowing that it missed them."""
+    """Facts that a reader has not read were trimmed. The reader has missed them, and must be set to a new position."""
 
 
 class NotTrimmable(StreamError):
-    """The stream's table is the data itself, or the stream is in memory, so nothing of it may be trimmed."""
+    """The stream cannot be trimmed, because its facts are the data itself or are kept in memory."""
 
 
 class TrimBusy(StreamError):
@@ -216,7 +223,7 @@ class UnknownReader(ReaderError):
 
 
 class FactsParked(ReaderError):
-    """Facts of the reader are parked. They must be retried or dropped first."""
+    """The reader has dead letters. They must be retried or dropped before the reader can be forgotten."""
 
 
 class ReaderNameTaken(ReaderError):
@@ -228,4 +235,4 @@ class ReaderFenced(ReaderError):
 
 
 class HandlerFailed(ReaderError):
-    """A handler could not take a fact, and is declared to stop its reader then."""
+    """A handler failed on a fact, and the handler is declared to stop its reader in that case."""

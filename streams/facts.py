@@ -1,9 +1,9 @@
 """The abstract model of a fact: one row of a stream's table.
 
 Rows are inserted only through a reservation (``streams.writing.reservation``), or by a bulk load that reserved its IDs. A
-fact never changes afterwards, and is deleted only when its stream is trimmed. The engine and trimming write by SQL. All
-other ways in which Django writes raise ``FactIsFixed``: methods of instances, of every manager, of related managers, the
-loading of fixtures, and the cascade of a foreign key.
+fact never changes afterwards, and is deleted only when its stream is trimmed. The engine inserts and trims by SQL. All
+ways in which Django itself writes raise ``FactIsFixed``: methods of instances, of all managers and of related managers,
+the loading of fixtures, and the cascade of a foreign key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FactQuerySet(models.QuerySet[Row], Generic[Row]):
     def writable(self) -> models.QuerySet[Row]:
         """Returns a queryset of the same rows that may write.
 
-        For tests and repairs, where no reader has seen the rows, or all readers begin again.
+        For tests and repairs only: no reader may have seen the rows, or all readers must begin again afterwards.
         """
         return models.QuerySet(self.model, self.query.chain(), self.db)
 
@@ -42,8 +42,8 @@ class FactQuerySet(models.QuerySet[Row], Generic[Row]):
 class Fact(models.Model):
     """The base of every model whose rows are facts.
 
-    ``stream_id`` is the ID, which all rows of a fact share. ``instance_name`` is the writer. ``received_at`` is the time
-    of the insert, from which lag in seconds is counted.
+    ``stream_id`` is the ID, which all rows of a fact share. ``instance_name`` is the writer. ``received_at`` is the
+    time of the insert. A reader's lag in seconds is counted from it.
     """
 
     #: Field that holds the ID. A subclass may name another field and set ``stream_id`` to None.
@@ -102,7 +102,7 @@ def _refusal(name: str, way_out: str) -> Any:
     def update(self: FactQuerySet[Any], *args: Any, **kwargs: Any) -> int:
         if self.exists():
             _refuse(self.model, name, way_out)
-        return 0  # Django calls it for a foreign key with SET_NULL, also if no row points to the deleted one
+        return 0  # for a foreign key with SET_NULL, Django calls this even if no row points to the deleted row
 
     found: Any = update if name == "update" else refuse
     found.__name__ = name
@@ -119,9 +119,10 @@ for _names, _way_out in ((_APPENDS, _APPEND), (_CHANGES, _CHANGE), (_DELETES, _T
 
 
 def _refuse_cascade(sender: type[models.Model], origin: Any = None, **kwargs: Any) -> None:
-    """Refuses to delete a fact because the row that it points to is deleted.
+    """Raises ``FactIsFixed`` if a fact is about to be deleted because the row that it points to is deleted.
 
-    With a receiver of ``pre_delete`` Django also does not delete such rows in one statement, which sends no signal.
+    This receiver of ``pre_delete`` also makes Django delete such rows one by one. Without any receiver Django would
+    delete them in one statement, which sends no signal.
     """
     given = origin.model if isinstance(origin, models.QuerySet) else type(origin)
     if not issubclass(given, sender):

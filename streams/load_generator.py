@@ -1,7 +1,7 @@
 """Sample facts for the load generator (``manage.py append``), the demo and the benchmarks.
 
-A stream whose facts are single rows needs only the ``sample`` given to ``streams.registry.bind``. A stream with richer
-facts registers a generator of its own: ``register("events", EventLoad)``.
+A stream whose facts have one row each needs only the ``sample`` that is given to ``streams.registry.bind``. Other
+streams register a generator of their own: ``register("events", EventLoad)``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LoadGenerator(Protocol):
 
 
 class SampleLoad:
-    """A generator of facts of one row, made by the stream's ``sample(number, thread)``."""
+    """A generator of facts with one row each. The stream's ``sample(number, thread)`` supplies the values."""
 
     def __init__(self, stream: Stream, thread: int) -> None:
         self._stream, self._thread, self._number = stream, thread, 0
@@ -50,10 +50,10 @@ _factories: dict[str, Callable[[Stream, int], LoadGenerator]] = {}
 
 
 def register(stream_name: str, factory: Callable[[Stream, int], LoadGenerator]) -> None:
-    """Sets ``factory(stream, thread)`` as the maker of generators for that stream."""
+    """Registers ``factory(stream, thread)``, which makes the generators for that stream."""
     _factories[stream_name] = factory
 
 
 def generator(stream_name: str, thread: int) -> LoadGenerator:
-    """Returns the generator of one thread. Raises ``UnknownStream``."""
+    """Returns a new generator for one thread. Raises ``UnknownStream``."""
     return _factories.get(stream_name, SampleLoad)(registry.get(stream_name), thread)

@@ -1,6 +1,7 @@
 """The registry of streams: declarations and the models bound to them.
 
-Filled while Django imports the apps' models; read-only afterwards. One registry for the process (``streams.core.lookup``).
+The registry is filled while Django imports the apps' models, and read-only afterwards. A process has one registry
+(``streams.core.lookup``).
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ M = TypeVar("M", bound="type[Model]")
 def bind(
     declaration: StreamDeclaration, *, sample: Sample | None = None, caches: Mapping[str, KeyRule] | None = None
 ) -> Callable[[M], M]:
-    """Class decorator that makes the model hold facts of the declared stream.
+    """Class decorator that binds a model to a declared stream: the rows of the model are facts of the stream.
 
-    A stream that is a union of tables is bound once per model. ``sample`` lets ``manage.py append`` make facts.
-    ``caches`` declares the cached values that a new row drops: the cache's name -> the columns that are its key, or a
-    function from the row to keys (``streams.core.invalidation``).
+    A stream that is a union of tables is bound once per model. ``sample`` supplies the facts of ``manage.py append``.
+    ``caches`` declares which cached values a new row drops. It maps the name of a cache to the columns that are its
+    key, or to a function that returns the keys for a row (``streams.core.invalidation``).
     """
 
     def register(model: M) -> M:
@@ -50,12 +51,15 @@ def get(name: str) -> Stream:
 
 
 def find(name: str) -> Stream | None:
-    """Returns the stream of that name, None if this program does not know it."""
+    """Returns the stream of that name, or None if no such stream is declared in this program."""
     return cast("Stream | None", lookup.find(name))
 
 
 def stream_of(model: type[Model] | Model) -> Stream:
-    """Returns the stream whose facts the model's rows are; of several that share the table, the first one bound."""
+    """Returns the stream whose facts are the rows of the model.
+
+    If several streams share the table, returns the first.
+    """
     return cast(Stream, lookup.stream_of(model))
 
 

@@ -1,6 +1,6 @@
-"""The public object of a stream: to append facts, read positions and wait for them.
+"""The public object of a stream. It appends facts, reads positions and waits for them.
 
-``append`` and ``reserve`` work in the caller's transaction, nested ``atomic`` blocks included, from any thread.
+``append`` and ``reserve`` work in the caller's transaction, also inside nested ``atomic`` blocks, and from any thread.
 ``aappend`` is for async code. Rows are read through ``streams.reading.rows``.
 """
 
@@ -27,31 +27,35 @@ class Stream(BoundStream):
     def reserve(self, count: int = 1, using: str | None = None) -> Reservation:
         """Returns a reservation of IDs for ``count`` facts, which is a context manager.
 
-        Inside it the caller's transaction is open (one is opened if there is none). The IDs are complete once the
-        outermost transaction is known to have ended. Raises ``BadCount``, ``WriterNameTaken``, ``WriterNotAllowed``,
-        ``WriterFenced``.
+        The ``with`` block runs in the caller's transaction, or in a new one if there is none. The IDs are complete once
+        the outermost transaction is known to have ended. Raises ``BadCount``, ``WriterNameTaken``,
+        ``WriterNotAllowed``, ``WriterFenced``.
         """
         return Reservation(self, count, using)
 
     def append(self, *facts: Fact, using: str | None = None) -> list[int]:
-        """Appends facts, one row each, each under its own ID. Returns the IDs (positive), ascending.
+        """Appends facts of one row, each under its own ID. Returns the IDs, which are positive and ascending.
 
-        In the caller's transaction if there is one: readers see the facts after its commit. Before anything is reserved,
-        raises ``BadCount`` for no facts at all, and ``ForeignFact`` for facts of other streams, with an ID or given
-        twice.
+        Appends in the caller's transaction if there is one, and readers then see the facts after its commit. Raises
+        ``BadCount`` if no facts are given. Raises ``ForeignFact`` if a fact is of another stream, already has an ID, or
+        is given twice. Both are raised before any ID is reserved.
         """
         return append_facts(self, facts, using)
 
     async def aappend(self, *facts: Fact, using: str | None = None) -> list[int]:
-        """Does the same as ``append``, for async code, in the thread that Django keeps for database work."""
+        """Does the same as ``append``, for async code.
+
+        Runs in the thread that asgiref uses for synchronous database code.
+        """
         return await sync_to_async(self.append, thread_sensitive=True)(*facts, using=using)
 
-    # --- where it is ----------------------------------------------------------------------------------------------
+    # --- positions ------------------------------------------------------------------------------------------------
 
     def current(self, using: str | None = None) -> Current:
-        """Returns the stream's positions in both senses of "current"; one query.
+        """Returns the stream's current positions, by one query.
 
-        The minimum view is the one to wait for, the maximum view the one that is announced.
+        The result has a minimum and a maximum. The minimum is what another process may wait for: every fact up to it is
+        complete. The maximum is what is announced: an idle writer claims the highest ID that it has seen announced.
         """
         return current(self, using)
 

@@ -1,7 +1,7 @@
-"""Helpers for tests of programs that use the engine: they release what this process holds between tests.
+"""Helpers for tests of programs that use the engine. They release the writer names that this process holds.
 
-Tests that really commit end by emptying the tables, including the one of writer names. A process that still held its name
-then would find its lease gone, so it must release the name first. It takes the name again at its next append.
+A test that really commits ends by emptying all tables, including the table of writer names. A process that still held
+its name would then find its lease gone. So the name must be released before. The next append takes a name again.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["as_instance", "forget_writers"]
 
 
 def forget_writers() -> None:
-    """Releases all writer names of this process, without announcing it and without waiting for open transactions.
+    """Releases all writer names of this process. Announces nothing, and does not wait for open transactions.
 
-    Also stops the listeners for positions, since the tables are going to be emptied.
+    Also stops the listeners for positions, because the tables are going to be emptied.
     """
     wait.forget_views()
     cache_feed.stop_feeds()
@@ -32,7 +32,10 @@ def forget_writers() -> None:
 
 @contextmanager
 def as_instance(pattern: str) -> Iterator[None]:
-    """Context manager that writes under that name or pattern. Names held before and after are released."""
+    """Context manager inside which this process writes under the instance name or pattern ``pattern``.
+
+    All names that the process holds are released at the start and at the end.
+    """
     before = process._instance
     forget_writers()
     process._instance = pattern

@@ -1,7 +1,8 @@
-"""The workers' reports, for any process: who syncs, what was acknowledged, where users were seen; and messages to workers.
+"""Reads what workers reported over replication, and sends messages to workers. Any process may use it.
 
-Reads the tables that replication servers write (``streams.replication.server.worker_reports``), so every process gets the
-same answer, a fraction of a second after the report. Blocks; from async code call it through ``sync_to_async``.
+Workers report which users sync, what federation senders have acknowledged, and where users were seen. Replication
+servers store the reports (``streams.replication.server.worker_reports``). So every process gets the same answer, a
+fraction of a second after the report. The functions block; from async code call them through ``sync_to_async``.
 """
 
 from __future__ import annotations
@@ -52,16 +53,20 @@ def is_syncing(user_id: str) -> bool:
 
 
 def federation_acknowledged() -> dict[str, int]:
-    """Returns ``{instance: token}``: the position up to which each federation sender has taken the stream ``federation``.
+    """Returns ``{instance: token}``: the position on the stream ``federation`` that each sender has acknowledged.
 
-    Items that all of them have taken are deleted. The acknowledgements are dropped when the stream begins a new generation.
+    Items that all senders have acknowledged are deleted. The acknowledgements are deleted when the stream begins a new
+    generation.
     """
     found = FederationAcknowledgement.objects.using(stream_settings().database)
     return dict(found.values_list("instance_name", "token"))
 
 
 def last_seen(user_id: str) -> datetime | None:
-    """Returns the time at which the user was last seen, on any device; None: never, or too long ago to be kept."""
+    """Returns the time at which the user was last seen on any device.
+
+    None: never, or so long ago that it was deleted.
+    """
     return _sights(user_id).values_list("last_seen_at", flat=True).first()
 
 
@@ -73,8 +78,8 @@ def seen_addresses(user_id: str) -> list[LastSeen]:
 def remote_server_up(server_name: str) -> None:
     """Notifies all workers on all servers, after the commit, that a remote server can be reached again.
 
-    This is a hint. Servers accept it only from a session that may write and still exists a moment later. Raises
-    `UnsendableCommand` for a name that does not fit in a line.
+    The message is only a hint. Servers accept it only from a database session that may write, and that still exists a
+    moment later. Raises `UnsendableCommand` for a name that does not fit in a line.
     """
     from streams.replication.server.relay import notify_all  # noqa: PLC0415 - loads what only servers need
 
@@ -85,15 +90,19 @@ def remote_server_up(server_name: str) -> None:
 
 
 def on_remote_server_up(handler: Callable[[str], None]) -> Callable[[], None]:
-    """Calls ``handler(server_name)`` when a worker reports that a remote server is up. Returns a function that ends it.
+    """Calls ``handler(server_name)`` whenever a worker reports that a remote server is up.
 
-    Works in processes that serve replication, or follow. The handler is called on the event loop, so it must be quick.
+    Returns a function that ends the subscription. This works in processes that serve replication or follow it. The
+    handler is called on the event loop, so it must be quick.
     """
     return subscribe(RemoteServerUp, lambda command: handler(command.server_name))
 
 
 def _syncing() -> QuerySet[SyncingUser]:
-    """Returns the syncs over connections with recent news. Those of a server that died expire by themselves."""
+    """Returns the syncing users of connections that were heard of recently.
+
+    A replication server that died leaves rows behind. They are ignored after ``worker_silence_seconds``.
+    """
     given = stream_settings()
     fresh = Q(last_news_at__gte=Now() - timedelta(seconds=given.worker_silence_seconds))
     keys = WorkerConnection.objects.using(given.database).filter(fresh).values("key")

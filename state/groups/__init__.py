@@ -1,1 +1,1 @@
-"""State groups as chains of deltas: stored, read, compacted, collected."""
+"""State groups as chains of deltas: building, filtering, compacting, and deleting groups that are not needed."""

@@ -1,12 +1,14 @@
 """Plans which state groups of a room can be deleted, and which can be merged (pure).
 
-A group is *needed* when it is the state after an event, or the state before one. A group that is neither needed nor below
-a needed one is deleted. An unneeded group below a needed one in the same chain is merged: a run of such groups becomes one,
-which keeps the newest entry of each key. The target is the group right above the run. If the run begins its chain, the
-target is the chain's first group, because the chain has its name.
+A group is *needed* if it is the state after an event, or the state before an event. A group that is neither needed nor
+below a needed group is deleted. A group that is not needed, but lies below a needed group in the same chain, is merged.
 
-No group is ever stored in full for this. Rows are deleted or moved, and none is added. A group on which several chains
-build stays as it is, because each of them would need a copy of its rows.
+A *run* is a row of neighbouring groups to merge. The run is merged into one group, its *target*, which keeps the newest
+entry of each key. The target is the group right above the run. If the run begins its chain, the target is the first
+group of the chain instead, because the chain is named by the ID of that group.
+
+The plan stores no group in full. Rows are deleted or moved, and no row is added. A group on which several chains build
+stays as it is, because each of these chains would need a copy of its rows.
 
 Time and memory are linear in the number of groups.
 """
@@ -30,7 +32,11 @@ class GroupPlace:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Groups of one chain, ascending, to merge into ``target``. ``witness`` is the nearest needed group above."""
+    """Neighbouring groups of one chain to merge into ``target``.
+
+    ``absorbed`` are the groups that disappear, ascending. ``witness`` is the nearest group above that is not merged.
+    Its state can be compared before and after.
+    """
 
     chain: int
     target: int
@@ -43,7 +49,10 @@ class Run:
         return min(self.target, self.absorbed[0]), max(self.target, self.absorbed[-1])
 
     def pieces(self, size: int) -> Iterator[Run]:
-        """Yields the run in parts of at most ``size`` groups, in the order to merge them. All groups stay readable in between."""
+        """Yields the run in parts of at most ``size`` groups, in the order in which to merge them.
+
+        After each part, every needed group can still be read.
+        """
         parts = [self.absorbed[n : n + size] for n in range(0, len(self.absorbed), size)]
         for part in parts if self.target < self.absorbed[0] else reversed(parts):
             yield replace(self, absorbed=part)
@@ -51,14 +60,14 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class GroupCollection:
-    """A plan: groups to delete, each after the groups that build on it, and runs to merge."""
+    """A plan: ``gone`` are the groups to delete, highest first, and ``runs`` the runs to merge."""
 
     gone: tuple[int, ...]
     runs: tuple[Run, ...]
 
 
 def collection_of(groups: Sequence[GroupPlace], needed: Collection[int]) -> GroupCollection:
-    """Returns the plan for a room's groups, given in ascending order, of which ``needed`` must stay readable."""
+    """Returns the plan for a room. ``groups`` are all its groups, ascending. Those in ``needed`` stay readable."""
     below: set[int] = set()
     forked: set[int] = set()
     gone: list[int] = []

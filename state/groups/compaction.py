@@ -1,14 +1,14 @@
 """Rebuilds the state groups of a room with as few rows as the chain scheme allows (pure).
 
 Groups are read in the order of their IDs. They may have been stored by this program, by an older version of it, or by
-another program. Each needed state is stored once, on top of the nearest of a few candidates. Groups that only lay
-between needed ones are read and left out. ``state.groups.deltas`` builds the result, so its bounds hold.
+another program. Each needed state is stored once, on top of the nearest of a few candidates. Groups that are not needed
+themselves are read and left out. ``state.groups.deltas`` builds the result, so the bounds of that module hold.
 
-The group of an accepted state event stays on top of the group with the state before the event: readers find the state
-before an event that way.
+The group of an accepted state event stays directly on top of the group with the state before the event. Readers find
+the state before an event that way.
 
-Equal states are found by digests, which are sums over the entries. Memory grows with what is stored in the end, time with
-what is stored now.
+Equal states are found by digests. The digest of a state is a sum over its entries. Memory grows with the rows of the
+result, and time with the rows that are stored now.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from state.groups.deltas import GroupBuilder, StateKey
 __all__ = ["Compression", "Need", "WrittenRows", "entry_digest"]
 
 _LATEST = 4
-"""Groups that a state which is stored in full is compared with."""
+"""A state that builds on no group is compared with this many of the latest groups."""
 _MASK = 2**64 - 1
 Changes = Mapping[StateKey, str | None]
 
@@ -34,11 +34,11 @@ class Need(Enum):
     """The reason why a stored group is kept."""
 
     NOTHING = auto()
-    """Others are built on it."""
+    """It is kept only while other groups build on it."""
     STATE = auto()
-    """It is the state after or before some event."""
+    """It is the state after an event, or the state before one."""
     STEP = auto()
-    """It is the state after an accepted state event: the group below it is the state before."""
+    """It is the state after an accepted state event. So the group below it must stay the state before this event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +50,26 @@ class WrittenRows:
 
     @property
     def total(self) -> int:
-        """The rows of both tables."""
+        """Returns the number of rows in both tables."""
         return self.groups + self.deltas
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The state of a stored group, as changes on top of a new group. A null ``base`` is the empty state."""
+    """The state of an old group, as ``changes`` on top of the new group ``base``.
+
+    A null ``base`` is the empty state.
+    """
 
     base: int | None
     changes: Changes
 
 
 class Compression:
-    """The compaction of one room, fed with its groups in order. ``numbers`` maps each needed group to its new one."""
+    """The compaction of one room. The caller adds the room's groups in ascending order.
+
+    ``numbers`` maps the ID of each needed old group to the number of its new group.
+    """
 
     def __init__(self) -> None:
         self.builder = GroupBuilder()
@@ -72,12 +78,15 @@ class Compression:
         self._digests: dict[int, int] = {}
         self._by_state: dict[int, int] = {}
         self._left_out: dict[int, _Place] = {}
-        """By state: a copy of one of these has its place, not one of its own."""
+        """Digest -> place of a state that was left out. Another group with the same state gets the same place."""
         self._by_step: dict[tuple[int | None, int], int] = {}
         self._latest: deque[int] = deque(maxlen=_LATEST)
 
     def take(self, group: int, prev: int | None, changes: Changes, need: Need) -> None:
-        """Adds the next group. Raises ``KeyError`` if ``prev`` is given and was not added before."""
+        """Adds the next old group, which is ``changes`` on top of the old group ``prev``.
+
+        Raises ``KeyError`` if ``prev`` is not null and was not added before.
+        """
         place = self._place(prev, changes)
         digest = self._digest(place)
         if need is Need.STEP:
@@ -94,11 +103,14 @@ class Compression:
             self.numbers[group] = number
 
     def stored(self, ids: Mapping[int, int]) -> None:
-        """Records that new groups have been stored under these IDs (number to ID). Later groups may then build on them."""
+        """Records that new groups have been stored. ``ids`` maps their numbers to IDs.
+
+        Old groups that are added later may have these IDs as ``prev``.
+        """
         self._places.update((group, _Place(number, {})) for number, group in ids.items())
 
     def begin_round(self) -> None:
-        """Starts new chains: groups from now on are stored beside chains that other transactions may have extended."""
+        """Makes later groups begin new chains, because other transactions may have extended the chains so far."""
         self.builder.end_chains()
 
     def rows(self) -> WrittenRows:
@@ -107,7 +119,7 @@ class Compression:
         return WrittenRows(len(kept), sum(len(self.builder.step(number)[1]) for number in kept))
 
     def _place(self, prev: int | None, changes: Changes) -> _Place:
-        """Returns where the state of a group lies, without changes that change nothing."""
+        """Returns the state of an old group as a place. Changes that have no effect on the state are left out."""
         below = _Place(None, {}) if prev is None else self._places[prev]
         whole = {**below.changes, **changes}
         return _Place(below.base, {key: new for key, new in whole.items() if self._old(below.base, key) != new})
@@ -122,10 +134,13 @@ class Compression:
         return digest & _MASK
 
     def _step(self, place: _Place, digest: int, changes: Changes) -> int:
-        """Returns a group directly on top of the group with the state before. Raises ``StepTooLarge`` if none can be built."""
+        """Returns the number of a group that builds directly on the group with the state before.
+
+        Raises ``StepTooLarge`` if the change is too large for that.
+        """
         step = place.base, digest
         if step not in self._by_step:
-            made = place.changes or changes  # an event that puts what is there already has a row all the same
+            made = place.changes or changes  # a state event has a row even if it does not change the state
             number = self._by_step[step] = self._add(place.base, made, digest)
             below = self.builder.step(number)[0]
             if below is not None and below != place.base:
@@ -137,10 +152,11 @@ class Compression:
         return self._by_step[step]
 
     def _state(self, place: _Place, digest: int) -> int:
-        """Returns a group for a state: on top of the group that it stood on or of the latest one, whichever is cheaper.
+        """Returns the number of a group for a state, on ``place.base`` or on the latest group, whichever is cheaper.
 
-        Rows and hops count as cost. A state that stood on no group is compared with the latest ones. Comparing with more did not
-        save rows on the shipped rooms: copies, made when there were too many hops, cost as much as was saved.
+        The cost is the number of rows and hops. Without a base, the state is compared with the latest ``_LATEST``
+        groups. On the shipped rooms, comparing with more groups saved no rows. It led to more hops, and the copies that
+        then became necessary cost as much as was saved.
         """
         state = {} if place.base is None else self.builder.expand(place.base)
         for key, new in place.changes.items():
@@ -166,7 +182,10 @@ class Compression:
         return number
 
     def _note(self, first: int, number: int, digest: int) -> None:
-        """Records the groups built from number ``first`` on: the new group, and a copy of the one below it if one was made."""
+        """Records the digests of the groups from ``first`` to ``number``.
+
+        The last of them is the new group. Any before it is a full copy, which the builder made of the group below.
+        """
         for copy in range(first, number):
             self._digests[copy] = self._digests[self.builder.original(copy)]
         self._digests[number] = digest
@@ -175,9 +194,9 @@ class Compression:
 
 
 def entry_digest(key: StateKey, event_id: str | None) -> int:
-    """Returns the number that an entry adds to the digest of its state.
+    """Returns the number that an entry adds to the digest of its state; 0 for a null ``event_id``.
 
-    A sum over Python's own tuple hashes would be the same for two entries that swapped their values.
+    Python's own hash of tuples does not fit: its sum would not change if two keys swapped their events.
     """
     if event_id is None:
         return 0

@@ -1,8 +1,9 @@
 """Builds state groups as chains of deltas in memory (pure).
 
-The scheme and its invariants are described in ``state.models``. A state event at the tip of a chain adds one row. A fork
-opens a new chain on top of the old one. A group is stored in full only when reading it would otherwise take too many rows
-or too many chains. Groups are numbered from 0 in the order of creation, and the caller maps the numbers to ascending IDs.
+The scheme and its invariants are described in ``state.models``. The *tip* of a chain is its last group. A state event
+at a tip adds one row. A fork opens a new chain on top of the old one. A group is stored in full only if reading it
+would otherwise take too many rows or too many chains. The groups of a builder are numbered from 0 in the order of
+creation. The caller maps these numbers to ascending IDs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ StateKey = tuple[str, str]
 """``(type, state_key)``."""
 
 HOPS_LIMIT = 20
-"""Most chains that an expansion reads besides the group's own."""
+"""The most chains that reading a full state may take, besides the group's own chain."""
 ROWS_PER_KEY_LIMIT = 2.25
 SPARE_ROWS = 100
-"""An expansion of a state with k keys reads at most ``ROWS_PER_KEY_LIMIT * k + SPARE_ROWS`` rows.
+"""Reading a full state of k keys takes at most ``ROWS_PER_KEY_LIMIT * k + SPARE_ROWS`` rows.
 
-A higher limit stores less and reads more: on the largest shipped room 3 stores 1.18 rows per event and 2.25 stores 1.26.
+With a higher limit fewer rows are stored and more are read. On the largest shipped room, a limit of 3 stores 1.18 rows
+per event, and 2.25 stores 1.26.
 """
 
 
@@ -39,12 +41,12 @@ class _Group:
 
 
 _RECENT = 4
-"""Full states that are kept at hand."""
+"""The number of full states that a builder caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
-    """The facts about a stored group that a builder needs. ``is_tip``: it is the last group of its chain."""
+    """A group in the database, as far as a builder needs it. ``is_tip`` is true for the last group of a chain."""
 
     state: Mapping[StateKey, str]
     hops: int
@@ -53,7 +55,7 @@ class StoredGroup:
 
 
 class GroupBuilder:
-    """The groups of one room, in the order of creation."""
+    """A builder of state groups for one room. It holds the groups in the order of creation."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
@@ -73,7 +75,7 @@ class GroupBuilder:
         return self._store(_Group(None, number, 0, len(state), len(state), dict(state)))
 
     def adopt(self, stored: StoredGroup) -> int:
-        """Returns a number for a stored group, so that new groups can build on it."""
+        """Adds a group that is stored already, so that new groups can build on it. Returns its number."""
         number = len(self._groups)
         group = _Group(None, number, stored.hops, len(stored.state), stored.rows_to_read, stored.state)
         self._groups.append(group)
@@ -82,11 +84,12 @@ class GroupBuilder:
         return number
 
     def add(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
-        """Adds the group whose state is that of ``base`` with ``changes`` (null removes a key), and returns its number.
+        """Adds a group with the state of ``base`` plus ``changes`` (null removes a key). Returns the group's number.
 
-        Time grows with the changes. If reading the new group would take too many rows or chains, ``base`` is first copied in
-        full, once for all groups that will build on it. A group with a single change always builds on ``base`` or its copy,
-        so the state before a state event is always that of the group below.
+        Time grows with the number of changes. If reading the new group would take too many rows or chains, ``base`` is
+        first copied in full. Later groups on ``base`` use the same copy. Changes about as large as the state are stored
+        as a full group instead. A single change always builds on ``base`` or its copy, so the state before a state
+        event is always the state of the group below.
         """
         number = self._add(base, changes)
         if number is None and (len(changes) == 1 or 2 * len(changes) < self._groups[base].keys):
@@ -94,14 +97,15 @@ class GroupBuilder:
         return number if number is not None else self._add_full_on(base, changes)
 
     def end_chains(self) -> None:
-        """Makes every later group begin a chain, because another transaction may have extended the existing ones."""
+        """Makes every later group open a new chain, because another transaction may have extended the chains so far."""
         self._tips = dict.fromkeys(self._tips, -1)
 
     def add_nearest(self, bases: Mapping[int, Mapping[StateKey, str]], state: Mapping[StateKey, str]) -> int:
-        """Returns a group with this full state: one of ``bases`` if its state is equal, else a new one on top of the nearest.
+        """Returns the number of a group with this full state.
 
-        ``bases`` maps groups to their full states. The nearest group is the one that costs fewest rows and hops, so that long
-        rooms with many forks need no full copies.
+        ``bases`` maps groups to their full states. A base with an equal state is returned itself. Otherwise a new group
+        is added on the base that needs the fewest rows and hops, so that rooms with many forks need no full copies.
+        Without any bases the state is stored in full.
         """
         changes: dict[int, Mapping[StateKey, str | None]] = {}
         for base, old in bases.items():
@@ -111,9 +115,10 @@ class GroupBuilder:
         return self.add_cheapest(changes) if changes else self.add_full(state)
 
     def add_cheapest(self, changes: Mapping[int, Mapping[StateKey, str | None]]) -> int:
-        """Returns the group that the given changes lead to, built on the base (at least one is given) where it costs least.
+        """Returns the number of a group, built on the base that needs the fewest rows and hops.
 
-        All changes must lead to the same state. A base without changes has that state already, and is returned.
+        ``changes`` maps each base (at least one) to the changes that lead from its state to the wanted state, which is
+        the same for all. A base without changes has that state already, and is returned itself.
         """
         best: tuple[int, int] | None = None
         for base, needed in changes.items():
@@ -123,7 +128,8 @@ class GroupBuilder:
             if best is None or cost <= best[0]:
                 best = cost, base
         assert best is not None  # noqa: S101 - at least one was given
-        # Entries that are put, then those that are removed, each in the order of keys, whatever way led to them.
+        # A fixed order, so that equal changes store equal rows: first the entries that are set, then the removed ones,
+        # by key.
         ordered = sorted(changes[best[1]].items(), key=lambda change: (change[1] is None, change[0]))
         return self.add(best[1], dict(ordered))
 
@@ -132,7 +138,10 @@ class GroupBuilder:
         return self._groups[group].keys
 
     def keys_apart(self, groups: Sequence[int]) -> set[StateKey] | None:
-        """Returns the keys in which the states of groups (at least one) may differ, or null if they share no group below them."""
+        """Returns the keys in which the states of these groups may differ, or null if no group lies below all of them.
+
+        At least one group must be given.
+        """
         found: set[StateKey] = set()
         for group in groups[1:]:
             touched = self._keys_between(groups[0], group)
@@ -142,15 +151,15 @@ class GroupBuilder:
         return found
 
     def step(self, group: int) -> tuple[int | None, Mapping[StateKey, str | None]]:
-        """Returns the group below (null: none) and the changes on top of it."""
+        """Returns the group below this group (null if there is none), and the changes on top of it."""
         return self._groups[group].prev, self._groups[group].changes
 
     def original(self, copy: int) -> int:
-        """Returns the group of which ``add`` made this full copy."""
+        """Returns the group from which ``add`` made the full copy ``copy``."""
         return self._originals[copy]
 
     def lookup(self, group: int, key: StateKey) -> str | None:
-        """Returns the event at one key of a group's state, or null."""
+        """Returns the event at one key of a group's state, or null if the state has no entry there."""
         number: int | None = group
         while number is not None:
             chain = self._groups[number].chain
@@ -167,7 +176,7 @@ class GroupBuilder:
         return None
 
     def expand(self, group: int) -> dict[StateKey, str]:
-        """Returns the full state of a group. It is fast when a nearby group was read recently."""
+        """Returns the full state of a group. This is fast if a group with a nearby number was expanded recently."""
         adopted = self._adopted.get(group)
         state = dict(adopted) if adopted is not None else self._expand_from_recent(group)
         if state is None:
@@ -207,7 +216,10 @@ class GroupBuilder:
         return {key: pair for key, pair in found.items() if pair[0] != pair[1]}
 
     def _keys_between(self, one: int, other: int) -> set[StateKey] | None:
-        """Returns the keys changed between two groups and the group that both build on, or null if there is no such group."""
+        """Returns the keys that change on the way from each of two groups down to the nearest group below both.
+
+        Returns null if no group lies below both.
+        """
         touched: set[StateKey] = set()
         while one != other:
             one, other = max(one, other), min(one, other)
@@ -221,7 +233,10 @@ class GroupBuilder:
         return touched
 
     def kept(self, groups: Iterable[int]) -> set[int]:
-        """Returns the given groups and all groups below them: these must be stored for the given ones to be readable."""
+        """Returns the given groups and all groups below them.
+
+        All of these must be stored, or ``groups`` cannot be read.
+        """
         found: set[int] = set()
         for group in groups:
             for number in self._line(group):
@@ -231,20 +246,29 @@ class GroupBuilder:
         return found
 
     def group_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int | None, int, int, int, int]]:
-        """Yields (number, prev group, chain, hops, keys, rows to read) of all groups, or of those ``kept``, ascending."""
+        """Yields (number, prev group, chain, hops, keys, rows to read) of the groups in ``kept``, ascending.
+
+        If ``kept`` is null, yields those of all groups.
+        """
         for number in range(len(self._groups)) if kept is None else sorted(kept):
             group = self._groups[number]
             yield number, group.prev, group.chain, group.hops, group.keys, group.rows_to_read
 
     def delta_rows(self, kept: Collection[int] | None = None) -> Iterator[tuple[int, int, str, str, str | None]]:
-        """Yields (chain, group, type, state key, event ID or null) of every delta row, ascending by group."""
+        """Yields (chain, group, type, state key, event ID or null) of each delta row of ``kept``, ascending by group.
+
+        If ``kept`` is null, yields the rows of all groups.
+        """
         for number in range(len(self._groups)) if kept is None else sorted(kept):
             group = self._groups[number]
             for (event_type, state_key), event_id in group.changes.items():
                 yield group.chain, number, event_type, state_key, event_id
 
     def _add(self, base: int, changes: Mapping[StateKey, str | None]) -> int | None:
-        """Adds a group as a delta, and returns its number. Returns null if that would break a bound."""
+        """Adds a group as a delta on ``base``, and returns its number.
+
+        Returns null if the group would break a bound.
+        """
         old = self._groups[base]
         on_tip = self._tips[old.chain] == base
         hops = self._hops_above(base)
@@ -256,7 +280,7 @@ class GroupBuilder:
         return self._store(_Group(base, chain, hops, keys, rows, dict(changes)))
 
     def _hops_above(self, base: int) -> int:
-        """Returns the hops of a group on top of this one. A fork adds one, because it opens a chain."""
+        """Returns the hops of a group that builds on ``base``. A fork adds one, because it opens a chain."""
         old = self._groups[base]
         return old.hops if self._tips[old.chain] == base else old.hops + 1
 
@@ -268,7 +292,11 @@ class GroupBuilder:
         return self._copies[base]
 
     def _add_full_on(self, base: int, changes: Mapping[StateKey, str | None]) -> int:
-        """Adds a group in full. Used when the changes are as large as the state, because that writes fewer rows."""
+        """Adds the state of ``base`` with ``changes`` as a full group.
+
+        This is for changes about as large as the state. A full group then takes fewer rows than a copy with a delta on
+        top.
+        """
         state = {**self.expand(base), **changes}
         return self.add_full({key: event_id for key, event_id in state.items() if event_id is not None})
 

@@ -1,7 +1,8 @@
 """Filters for the entries of a room's state (pure).
 
-A filter is a union of exact keys, whole types, and perhaps all types but some. The usual questions are one value each: the
-power levels, all members, everything but the members, or that together with those who sent messages.
+A filter is a union of exact keys, of whole types, and perhaps of all types except some. Each usual question is one
+filter: the power levels, all members, everything but the members, or everything but the members plus some named
+members.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Event = TypeVar("Event")
 class StateFilter:
     """A filter that accepts entries at one of ``keys``, of one of ``types``, or of any type outside ``all_but``.
 
-    With ``all_but`` null, other types are not accepted. With an empty one, every entry is.
+    If ``all_but`` is null, only ``keys`` and ``types`` count. If it is empty, every entry is accepted.
     """
 
     keys: frozenset[StateKey] = frozenset()
@@ -51,7 +52,7 @@ class StateFilter:
 
     @classmethod
     def lazy(cls, users: Iterable[str]) -> StateFilter:
-        """Returns a filter for clients that load members lazily: the given members, and everything that is no member."""
+        """Returns a filter for clients that load members lazily: everything but the members, plus these ``users``."""
         return cls(keys=frozenset((MEMBER, user) for user in _types(users)), all_but=frozenset({MEMBER}))
 
     @property

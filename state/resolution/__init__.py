@@ -1,1 +1,1 @@
-"""State resolution: several states of a room become one."""
+"""State resolution: computes one state of a room out of several, where the room forked."""

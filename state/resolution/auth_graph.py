@@ -1,11 +1,13 @@
 """The graph of a room's events, connected by their auth events (pure).
 
-It answers three questions: the auth chain of events, the auth difference of several sets, and the events between two others.
+It finds the auth chain of events, the auth difference of several sets of events, and the events between given events.
 
-Every event has a *rank*, which is higher than the ranks of its auth events. So a walk in descending order of rank meets each
-event once, after all events that lead to it, and can stop as soon as nothing below matters. Nothing recurses. Auth events
-that are missing or of another room are left out. So are auth events that would close a cycle, which is possible only in room
-versions whose event IDs are no hashes.
+Every event has a *rank*, which is higher than the ranks of its auth events. So a walk in descending order of rank
+visits each event once, after all events that refer to it. It can stop as soon as no lower rank matters. No function
+recurses.
+
+Auth events that are missing, or belong to another room, are left out. Auth events that would close a cycle are left
+out, too. Cycles are possible only in room versions whose event IDs are not hashes.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ __all__ = ["AuthGraph"]
 class AuthGraph:
     """The auth events of a room's events. ``events`` may grow while the graph is in use.
 
-    In room version 12 ``create_event_id`` is an implied auth event of all others.
+    In room version 12 the event ``create_event_id`` is an implied auth event of all other events.
     """
 
     def __init__(self, events: Mapping[str, AuthEvent], version: RoomVersion, create_event_id: str | None) -> None:
@@ -44,8 +46,8 @@ class AuthGraph:
     def rank(self, event_id: str) -> int:
         """Returns the rank of an event: its place in an order in which auth events come first.
 
-        A rank is given on the first call and never changes. Ask in the order of arrival: recent events then have high ranks,
-        which keeps walks short.
+        The first call for an event fixes its rank. Call this in the order in which events arrive. Recent events then
+        have high ranks, and walks stay short.
         """
         ranks, stack = self._ranks, [event_id] if event_id not in self._ranks else []
         while stack:
@@ -66,10 +68,11 @@ class AuthGraph:
 
     # --- walks --------------------------------------------------------------------------------------------------
     def difference(self, sets: Sequence[Collection[str]], common: Iterable[str]) -> set[str]:
-        """Returns the auth difference: events in the auth chains of some sets but not of all. A chain includes its events.
+        """Returns the auth difference: the events in the auth chains of some of the sets, but not of all.
 
-        ``common`` events belong to every set. The walk visits all given events, then only events ranked above the lowest event of
-        the answer.
+        The auth chain of a set includes the set itself. The events in ``common`` belong to every set, in addition to
+        the members listed in ``sets``. The walk visits all given events. Beyond them it visits only events that rank
+        above the lowest event of the answer.
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {event_id: full for event_id in common if event_id in self.events}
@@ -95,9 +98,9 @@ class AuthGraph:
     def recent_difference(
         self, sets: Sequence[Collection[str]], is_common: Callable[[str], bool], most: int
     ) -> set[str] | None:
-        """Returns the auth difference if the latest ``most`` ranked events suffice to find it, else null.
+        """Returns the auth difference as ``difference`` does, or null if it reaches below the ``most`` highest ranks.
 
-        ``is_common`` returns true for events that belong to every set. All events must have been ranked.
+        ``is_common`` returns true for events that belong to every set. ``rank`` must have been called for all events.
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {}
@@ -119,16 +122,16 @@ class AuthGraph:
         return None if partial else found
 
     def _reach(self, reached: dict[str, int], sets: Sequence[Collection[str]]) -> None:
-        """Stores in ``reached`` the sets of every known event, one bit for each set."""
+        """Marks in ``reached``, for each known event, the sets that contain it: one bit for each set."""
         for number, members in enumerate(sets):
             for event_id in members:
                 if event_id in self.events:
                     reached[event_id] = reached.get(event_id, 0) | 1 << number
 
     def between(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the events on a path of auth edges from one given event to another, including both ends.
+        """Returns all events on paths along auth events from one given event to another, including the given events.
 
-        The walk visits the events that can be reached and are not ranked below the lowest given one.
+        The walk visits the events in the auth chains that do not rank below the lowest given event.
         """
         ends = {event_id for event_id in event_ids if event_id in self.events}
         lowest = min((self.rank(event_id) for event_id in ends), default=0)
@@ -146,7 +149,10 @@ class AuthGraph:
         return found
 
     def within(self, event_ids: Iterable[str], limits: Collection[str]) -> dict[str, list[str]]:
-        """Returns the given events and all auth events reached from them inside ``limits``, each with those auth events."""
+        """Returns ``{event: its auth events within limits}``.
+
+        The keys are the given events, and all events that can be reached from them by auth events within ``limits``.
+        """
         found: dict[str, list[str]] = {}
         stack = list(event_ids)
         while stack:
@@ -158,7 +164,7 @@ class AuthGraph:
         return found
 
     def _below(self, event_id: str, rank: int) -> list[str]:
-        """Returns the auth events of an event with this rank, without those that would close a cycle."""
+        """Returns the auth events of an event, whose rank is ``rank``, without those that would close a cycle."""
         return [other for other in self.auth_ids(event_id) if self.rank(other) < rank]
 
     # --- what the own auth events tell --------------------------------------------------------------------------

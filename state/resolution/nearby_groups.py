@@ -1,8 +1,9 @@
-"""Resolves the states of nearby state groups by looking only at their differences (pure).
+"""Resolves the states of state groups that differ little, from their differences only (pure).
 
-The result equals that of ``state.resolution.resolve`` on the full states. There, time grows with the size of the states.
-Here it grows with the changes between the groups and with the state events since the oldest disputed one. If these are more
-than a full state has, or if the groups share no group below, there is no answer, and the caller resolves the full states.
+The result equals that of ``state.resolution.resolve`` on the full states. The time of that function grows with the size
+of the states. Here time grows with the changes between the groups, and with the state events since the oldest disputed
+event. If there are more of these events than a state has entries, there is no answer. Nor is there one if no group lies
+below all the groups. The caller then resolves the full states.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from state.rules.room_versions import Resolution
 __all__ = ["Changes", "resolve_near"]
 
 Changes = dict[StateKey, "str | None"]
-"""Key -> its event in the answer, null where the answer has none."""
+"""Key -> its event in the resolved state, or null if the resolved state has no entry there."""
 _SPARE_EVENTS = 100
 
 
 def resolve_near(
     rules: AuthRules, graph: AuthGraph, builder: GroupBuilder, groups: Sequence[int]
 ) -> Mapping[int, Changes] | None:
-    """Returns for each group (at least two) the changes from its state to the resolved state, or null if there is no answer.
+    """Returns for each group (at least two) the changes from its state to the resolved state.
 
-    On null the caller resolves the full states. All events of the states must have been ranked (``AuthGraph.rank``), as they are
-    when a whole history is worked out.
+    Returns null if there is no answer; the caller then resolves the full states. There is never one in room version 1.
+    All events of the states must have been ranked (``AuthGraph.rank``). That is so while a whole history is processed.
     """
     if rules.version.resolution is Resolution.V1:
         return None
@@ -52,7 +53,7 @@ def resolve_near(
 
 
 class _Agreed:
-    """The entries that all groups hold alike."""
+    """The entries that are the same in all groups. A key in ``disputed`` has none."""
 
     def __init__(self, builder: GroupBuilder, group: int, disputed: set[StateKey]) -> None:
         self._builder, self._group, self._disputed = builder, group, disputed
@@ -70,5 +71,5 @@ def _is_agreed(graph: AuthGraph, agreed: _Agreed) -> Callable[[str], bool]:
 
 
 def _changes(builder: GroupBuilder, group: int, answer: Mapping[StateKey, str | None]) -> Changes:
-    """Returns the changes to reach ``answer``."""
+    """Returns the entries of ``answer`` that differ from the state of the group."""
     return {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}

@@ -1,7 +1,9 @@
-"""State resolution: several states of a room become one, equal for every server and every order of the states (pure).
+"""State resolution: computes one state of a room out of several (pure).
 
-The room version decides the algorithm. Rejected events are never added. Events that are named by a state but not known here can
-neither win nor authorise others.
+The result is the same on every server, and for every order of the states.
+
+The room version determines the algorithm. Rejected events are never added. A state may name events that are not known
+here. These can neither win a conflict nor authorise other events.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """State resolution of room version 1 (pure).
 
-A key is in conflict when states hold different events for it. A key that some states lack is not in conflict. Candidates for
-keys that decide about power are tried from the oldest to the newest, then all others from the newest to the oldest. Every
-candidate is sorted and authorised once.
+A key is in conflict if states hold different events for it. A key that some states lack is not in conflict for that.
+The candidates for power levels, join rules and memberships come first, and are tried from the oldest to the newest. The
+candidates for all other keys are tried from the newest to the oldest. Every candidate is sorted and authorised once.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ def _inverted_sha1(event_id: str) -> int:
 
 
 def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """Returns the last candidate up to which each candidate is allowed by the one before it."""
+    """Returns the last candidate before the first refused one. The order is from the oldest on.
+
+    Each candidate is authorised by a state that contains the candidate before it.
+    """
     key = (by_age[0].type, by_age[0].state_key or "")
     best = by_age[0]
     for event in by_age[1:]:

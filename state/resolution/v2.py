@@ -1,11 +1,12 @@
 """State resolution of room versions 2 to 11, and its variant 2.1 of version 12 (pure).
 
-Candidates are the events that some states hold, or have in their auth chains, and others do not. Power events are applied
-first, in an order that prefers senders of higher power. The others follow in the order of the power levels event they were made
-under. Each candidate is authorised once, by the state as it grows. Entries that all states share stay in any case.
+Candidates are the events that some states, but not all, hold or have in their auth chains. Power events are applied
+first, in an order that prefers senders of higher power. The other candidates follow, in the order of the power levels
+events among their auth events. Each candidate is authorised once, by the state as far as it has grown. Entries that all
+states share stay in any case.
 
-Time is linear in the size of the states. Beyond that it grows, times a logarithm, with the candidates, their auth events and
-the part of the auth graph that is as recent as the oldest candidate (``state.resolution.auth_graph``).
+Time is linear in the size of the states. In addition it is O(n log n), where n counts the candidates, their auth
+events, and the part of the auth graph that is as recent as the oldest candidate (``state.resolution.auth_graph``).
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ def resolve_v2(rules: AuthRules, graph: AuthGraph, maps: Sequence[StateMap]) -> 
 def settle(
     rules: AuthRules, graph: AuthGraph, agreed: Base, disputed: Sequence[Collection[str]], candidates: set[str]
 ) -> dict[StateKey, str]:
-    """Returns the entries that resolution adds to those all states share. An entry for a key of ``agreed`` has no effect.
+    """Returns the entries that resolution adds to ``agreed``, the entries that all states share.
 
-    ``disputed`` holds the other events of each state. ``candidates`` are the events in the auth chains of some states but not of
-    all.
+    ``disputed`` holds for each state its other events. ``candidates`` are the events in the auth chains of some states,
+    but not of all. The result may also have keys of ``agreed``. The caller ignores these.
     """
     held = {event_id for members in disputed for event_id in members if event_id in graph.events}
     candidates = candidates | held
@@ -60,7 +61,7 @@ def settle(
 
 
 def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
-    """Returns the entries that all states share, and for each state its other events."""
+    """Returns the entries that all states share, and for each state the events of its other entries."""
     first, *others = maps
     apart: set[StateKey] = set()
     for state in others:
@@ -79,7 +80,7 @@ def _is_power_event(event: AuthEvent) -> bool:
 
 
 class _GrowingState:
-    """The shared entries, and those added so far."""
+    """The entries that all states share, and the candidates that were added so far. An added one has precedence."""
 
     def __init__(self, events: Mapping[str, AuthEvent], base: Base) -> None:
         self._events = events
@@ -96,7 +97,7 @@ class _GrowingState:
 
 
 class _Context:
-    """The state that authorises one candidate: the growing state, and the candidate's own auth events where that has no entry."""
+    """The state that authorises one candidate: the growing state, and else the candidate's own auth events."""
 
     def __init__(self, graph: AuthGraph, state: _GrowingState, event_id: str) -> None:
         own = (graph.events[other] for other in graph.auth_ids(event_id))
@@ -108,7 +109,7 @@ class _Context:
 
 
 def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Iterable[str]) -> None:
-    """Applies candidates in order, and adds each that the state allows by then."""
+    """Applies candidates in order. Adds each candidate that is allowed by the state as it is at its turn."""
     for event_id in order:
         event = graph.events[event_id]
         if event.rejected_reason is None and rules.refusal(event, _Context(graph, state, event_id)) is None:
@@ -116,7 +117,10 @@ def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Itera
 
 
 def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns events in reverse topological power order: auth events first, then by the sender's power, then the oldest."""
+    """Returns events in reverse topological power order, each event after its auth events.
+
+    Among events whose auth events are done, the highest power of the sender comes first, then the oldest event.
+    """
 
     def key(event_id: str) -> tuple[float, int, str]:
         return -graph.sender_level(event_id), graph.events[event_id].origin_server_ts, event_id
@@ -145,10 +149,12 @@ def _turned(edges: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
 
 
 def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: str | None) -> list[str]:
-    """Returns events in the order of the power levels events that they were made under, then by time.
+    """Returns events in mainline order: by the power levels event among their auth events, then by time.
 
-    The *mainline* is the given power levels event, the one that it was made under, and so on. An event belongs to the first
-    mainline event on its own such path. Events whose path never meets the mainline come first.
+    Each event has a chain: the power levels event among its auth events, then the one among that event's auth events,
+    and so on. The *mainline* is the event ``power_levels`` with its chain. Events are ordered by the mainline event
+    that their chain meets first, from the oldest to the newest mainline event. Events whose chain never meets the
+    mainline come first.
     """
     mainline, event_id = [], power_levels
     while event_id is not None and event_id in graph.events:
@@ -163,7 +169,10 @@ def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: s
 
 
 def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
-    """Returns the mainline position of an event. All events on the way get it too, so that no path is walked twice."""
+    """Returns the mainline position of an event; 0 if its chain never meets the mainline.
+
+    Stores the result in ``epochs`` for all events on the chain, so that no chain is walked twice.
+    """
     path: list[str] = []
     at: str | None = event_id
     while at is not None and at not in epochs:
@@ -175,6 +184,9 @@ def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
 
 
 def _older(graph: AuthGraph, event_id: str) -> str | None:
-    """Returns the power levels event that an event was made under, or null. An event that would close a cycle counts as none."""
+    """Returns the power levels event among an event's auth events.
+
+    Null if there is none, or if it would close a cycle.
+    """
     other = graph.power_levels_event(event_id)
     return other if other is not None and graph.rank(other) < graph.rank(event_id) else None

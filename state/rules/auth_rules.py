@@ -1,9 +1,9 @@
 """The auth rules of room versions 1 to 12: whether a state allows an event (pure).
 
-The rules are those of the Matrix specification, one function each, in its order. Where servers in use differ from the
-specification, the rules follow the servers, because all servers of a room must decide alike. For example, without a power
-levels event, sending state takes level 50. A rule returns the reason of a refusal, or null if the event is allowed.
-Signatures of servers, hashes and sizes are checked elsewhere.
+Each rule of the Matrix specification is one function, in the order of the specification. Where servers in use differ
+from the specification, the rules follow these servers, because all servers of a room must decide alike. For example,
+without a power levels event, a user needs level 50 to send state. A rule returns the reason of a refusal, or null if
+the event is allowed. Signatures of servers, hashes and sizes are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _no_signature(_signed: Mapping[str, Any], _keys: Sequence[str]) -> bool:
 
 
 _MORE_THAN_LEVELS = ("m.room.power_levels", "m.room.redaction")
-"""Types whose rules look at more of an event than its sender."""
+"""Types for which the decision also depends on other parts of the event than its sender and type."""
 _MOST_SENDERS = 10_000
 _UNKNOWN = "not asked yet"
 
@@ -33,7 +33,7 @@ _UNKNOWN = "not asked yet"
 class AuthRules:
     """The rules of one room version.
 
-    ``signed_by`` verifies third-party invites. Without it all of them are refused.
+    ``signed_by`` verifies third-party invites. If it is not given, all third-party invites are refused.
     """
 
     def __init__(self, version: RoomVersion, signed_by: SignedBy = _no_signature) -> None:
@@ -41,12 +41,13 @@ class AuthRules:
         self._signed_by = signed_by
         self._last_levels: tuple[AuthEvent | None, AuthEvent | None, PowerLevels] | None = None
         self._by_sender: dict[tuple[str, str], str | None] = {}
-        """By the last levels: (sender, type) of events that are no state -> why they may not be sent."""
+        """(sender, type) -> refusal, or null. For events that are not state, under the power levels used last."""
 
     def refusal(self, event: AuthEvent, state: State) -> str | None:
-        """Returns why a state does not allow an event, or null. The state needs to hold the event's ``auth_keys`` only.
+        """Returns the reason why a state does not allow an event, or null if the state allows it.
 
-        In room version 12 it must hold the create event as well.
+        Of the state, only the entries at the event's ``auth_keys`` are needed. In room version 12 they include the
+        create event, although the event does not list it.
         """
         kind = event.type
         if kind == "m.room.create":
@@ -84,7 +85,10 @@ class AuthRules:
         return levels
 
     def _by_sender_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
-        """Returns the same as ``_by_level``, cached by sender and type. Events that are no state share that answer."""
+        """Returns the same as ``_by_level``, cached by sender and type.
+
+        For events that are not state, nothing else matters.
+        """
         key = event.sender, event.type
         known = self._by_sender.get(key, _UNKNOWN)
         if known is _UNKNOWN:
@@ -94,9 +98,9 @@ class AuthRules:
         return known
 
     def auth_events_refusal(self, event: AuthEvent, auth_events: Sequence[AuthEvent]) -> str | None:
-        """Returns why an event may not list these auth events, or null. Their combined state does not matter here.
+        """Returns the reason why an event may not list these auth events, or null if it may.
 
-        ``auth_events`` are the listed events that are known here.
+        ``auth_events`` are the listed events that are known here. Whether they allow the event is not checked here.
         """
         if event.type == "m.room.create":
             return "a create event has no auth events" if event.auth_event_ids else None
@@ -139,7 +143,10 @@ class AuthRules:
         return None
 
     def _not_federated(self, event: AuthEvent, create: AuthEvent) -> str | None:
-        """Refuses other servers' events if ``m.federate`` is false: as senders, and as users whose membership changes."""
+        """Refuses users of other servers if ``m.federate`` is false.
+
+        This applies to the sender, and to the user whose membership changes.
+        """
         if create.content.get("m.federate", True) is not False:
             return None
         home = _server(create.sender)
@@ -171,7 +178,10 @@ class AuthRules:
         return None
 
     def _redaction(self, event: AuthEvent, levels: PowerLevels) -> str | None:
-        """Applies to versions 1 and 2. Later versions decide when the redaction takes effect."""
+        """Refuses a redaction that the sender may not make.
+
+        In later versions than 2 this is decided when it takes effect.
+        """
         if levels.of_user(event.sender) >= levels.to_redact():
             return None
         same = event.redacts is not None and _server(event.redacts) == _server(event.event_id)

@@ -16,7 +16,11 @@ JOIN_RULES: StateKey = ("m.room.join_rules", "")
 
 
 class AuthEvent(Protocol):
-    """The fields that the rules read. ``content`` may lack keys that no rule reads. ``membership`` is null unless it is text."""
+    """An event as the auth rules read it.
+
+    ``content`` may lack keys that no rule reads. ``membership`` is null if the content has none, or one that is not
+    text.
+    """
 
     @property
     def event_id(self) -> str: ...
@@ -47,7 +51,7 @@ class AuthEvent(Protocol):
 
 
 class State(Protocol):
-    """A room's state, as far as the rules need it. A dictionary fits."""
+    """The state of a room, as far as the rules need it. A dictionary from key to event has this interface."""
 
     def get(self, key: StateKey, /) -> AuthEvent | None: ...
 
@@ -60,8 +64,8 @@ def state_key_of(event: AuthEvent) -> StateKey:
 def auth_keys(event: AuthEvent, version: RoomVersion) -> list[StateKey]:
     """Returns the keys of the state entries that authorise an event. A create event has none.
 
-    This is a superset of the event's auth events, because some keys may have no entry. In room version 12 the create event
-    counts without being listed.
+    The state may have no entry at some of the keys. The key of the create event is always included, although events of
+    room version 12 do not list that event.
     """
     if event.type == "m.room.create":
         return []

@@ -12,7 +12,7 @@ from state.rules.power_levels import PowerLevels, shown_level, too_low
 __all__ = ["MemberChange", "SignedBy", "membership_refusal"]
 
 SignedBy = Callable[[Mapping[str, Any], Sequence[str]], bool]
-"""Whether a signed object bears a valid signature of one of these ed25519 public keys (base64)."""
+"""Returns true if a signed object has a valid signature of one of these ed25519 public keys (base64)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class MemberChange:
 
     @property
     def own(self) -> bool:
-        """True if the user changes the own membership."""
+        """Returns true if users change their own membership."""
         return self.sender == self.target
 
     def membership(self, user_id: str) -> str | None:
@@ -41,14 +41,14 @@ class MemberChange:
 
     @property
     def join_rule(self) -> str:
-        """The join rule of the state. Without one, only invited users may join."""
+        """Returns the join rule of the state. If the state has none, the rule is ``invite``."""
         found = self.state.get(JOIN_RULES)
         rule = None if found is None else found.content.get("join_rule", "invite")
         return rule if isinstance(rule, str) else "invite"
 
 
 def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
-    """Returns why the change is not allowed, or null."""
+    """Returns the reason why the change is not allowed, or null if it is allowed."""
     match change.event.membership:
         case "join":
             return None if _is_creators_first_join(change) else _join(change)
@@ -66,7 +66,10 @@ def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
 
 
 def _is_creators_first_join(change: MemberChange) -> bool:
-    """Ignores the sender. The rule is written that way, and all servers must decide alike."""
+    """Returns true for the join of the creator right after the create event.
+
+    The sender of the join is not compared. The rule is written that way, and all servers must decide alike.
+    """
     creator = change.create.sender
     if not change.levels.version.newer_redactions:
         creator = change.create.content.get("creator", "")

@@ -1,7 +1,7 @@
 """The auth rules of m.room.power_levels: which levels a sender may change (pure).
 
-This is rule 10 of the auth rules. Levels must be readable. A sender grants or takes no level above the own one, and does not
-change the level of another user who has at least as much.
+This is rule 10 of the auth rules. Every level must have a valid form. Senders may neither set nor remove a level above
+their own. They may not change the level of another user who has at least their own level.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAMED = ("users_default", "events_default", "state_default", "ban", "kick", "re
 
 
 def level_change_refusal(sender: str, new: Mapping[str, Any], levels: PowerLevels) -> str | None:
-    """Returns why ``sender`` may not replace ``levels`` by a power levels event with this content, or null."""
+    """Returns the reason why ``sender`` may not replace ``levels`` by the content ``new``, or null if allowed."""
     version = levels.version
     reason = _unreadable(new, version) or _names_creators(new, levels)
     if reason is not None or levels.content is None:
@@ -43,7 +43,7 @@ def _names_creators(new: Mapping[str, Any], levels: PowerLevels) -> str | None:
 
 
 def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
-    """Returns the first value that should be a level and is none, or null."""
+    """Returns the reason why a value that should be a level is not one, or null if all are valid."""
     if reason := _unreadable_users(content.get("users", {}), version):
         return reason
     for place in ("events", "notifications"):
@@ -77,7 +77,7 @@ def _checked(place: str, version: RoomVersion) -> bool:
 def _changes(
     old: Mapping[str, Any], new: Mapping[str, Any], version: RoomVersion
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yields (place, key, old value, new value) for every level that either content names."""
+    """Yields (place, key, old value, new value) for each level that is named in the old or in the new content."""
     for name in _NAMED:
         yield name, "", old.get(name), new.get(name)
     for place in ("users", "events", "notifications"):

@@ -1,4 +1,4 @@
-"""Power levels of a room, as its version reads them (pure)."""
+"""Power levels of a room, read by the rules of the room's version (pure)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _CREATOR_LEVEL = 100
 _LONGEST_TEXT = 100
 
 DEFAULT_LEVELS: Mapping[str, int] = {"ban": 50, "kick": 50, "redact": 50, "invite": 0}
-"""What an act takes when the power level event does not say."""
+"""The level that an action takes if the power levels event does not name one."""
 
 
 def level_of(value: Any, version: RoomVersion) -> int | None:
-    """Returns the level of a value in an event, or null if it is none.
+    """Returns the power level that a JSON value stands for, or null if the value is not a level.
 
-    Before room version 10 text of digits is a level too, and fractions are cut off.
+    Before room version 10, a text of digits is also a level, and the fraction of a number is cut off.
     """
     if type(value) is int:
         return value
@@ -38,19 +38,24 @@ def level_of(value: Any, version: RoomVersion) -> int | None:
 
 
 def shown_level(level: float | None) -> str:
-    """A level for a message; a very long one by its size, since before room version 6 it may have thousands of digits."""
+    """Returns a level as text for a message.
+
+    Instead of a very large number, the text gives the number of bits. Before room version 6 a level may have thousands
+    of digits.
+    """
     return f"of {level.bit_length()} bits" if isinstance(level, int) and level.bit_length() > 200 else str(level)
 
 
 def too_low(user_id: str, level: float, act: str, takes: int) -> str:
-    """The reason of a refusal."""
+    """Returns the reason of a refusal: the user's level, and the level that the action takes."""
     return f"the level of {user_id} is {shown_level(level)}; to {act} takes {shown_level(takes)}"
 
 
 def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -> frozenset[str]:
-    """Returns the creators of a room by its create event: the named creator, or from version 11 on the sender.
+    """Returns the creators of a room. ``sender`` and ``content`` are those of its create event.
 
-    In version 12 the event may name more creators beside the sender.
+    Before room version 11 the content names the creator. From version 11 on the sender is the creator. In version 12
+    the content may name more creators.
     """
     if not version.newer_redactions:
         creator = content.get("creator")
@@ -64,8 +69,8 @@ def creators_of(sender: str, content: Mapping[str, Any], version: RoomVersion) -
 class PowerLevels:
     """The power levels at one point of a room.
 
-    ``content`` is that of the power levels event, or null if there is none. Without one, creators have level 100 and others 0.
-    In room version 12 creators rank above every number.
+    ``content`` is the content of the power levels event, or null if the room has no such event. In that case creators
+    have level 100 and other users 0. In room version 12 creators always have an infinite level.
     """
 
     version: RoomVersion
@@ -83,7 +88,7 @@ class PowerLevels:
         return level if level is not None else self._named("users_default", 0)
 
     def to(self, act: str) -> int:
-        """Returns the level that an action of ``DEFAULT_LEVELS`` takes."""
+        """Returns the level that the action ``act`` takes. ``act`` is a key of ``DEFAULT_LEVELS``."""
         return self._named(act, DEFAULT_LEVELS[act])
 
     def to_redact(self) -> int:

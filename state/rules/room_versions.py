@@ -14,7 +14,7 @@ __all__ = ["ROOM_VERSIONS", "EventIdForm", "Resolution", "RoomVersion", "room_ve
 
 
 class EventIdForm(Enum):
-    """The origin of an event ID."""
+    """The ways in which an event gets its ID."""
 
     CHOSEN = "chosen by the sender, a field of the event"
     HASH = "$ and the reference hash in standard base64"
@@ -37,11 +37,11 @@ class RoomVersion:
     resolution: Resolution = Resolution.V1
     event_id_form: EventIdForm = EventIdForm.CHOSEN
     enforces_key_validity: bool = False
-    """A signature counts only while its key holds."""
+    """A signature is valid only if its key had not expired when the event was made."""
     strict_json: bool = False
-    """Numbers are integers within ±(2^53 - 1)."""
+    """All numbers in an event must be integers within ±(2^53 - 1)."""
     aliases_are_special: bool = True
-    """m.room.aliases has an auth rule and a redaction rule of its own."""
+    """Events of type m.room.aliases have an auth rule and a redaction rule of their own."""
     checks_notification_levels: bool = False
     knocking: bool = False
     restricted_joins: bool = False
@@ -49,12 +49,12 @@ class RoomVersion:
     integer_power_levels: bool = False
     knock_restricted_joins: bool = False
     newer_redactions: bool = False
-    """The redaction rules, the place of ``redacts`` and the implicit creator of version 11."""
+    """The redaction rules of version 11 apply: ``redacts`` is in the content, and the sender is the room's creator."""
     room_id_is_create_hash: bool = False
-    """The create event has no room ID, is not listed in auth events, and its creators outrank everyone."""
+    """The create event has no room ID, and no event lists it as auth event. The creators outrank all other users."""
 
     ids_are_hashes: bool = field(init=False)
-    """True from version 3 on: the event ID is computed, not given."""
+    """True from version 3 on: the event ID is computed from the event, not chosen by the sender."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids_are_hashes", self.event_id_form is not EventIdForm.CHOSEN)
@@ -81,7 +81,7 @@ ROOM_VERSIONS: dict[str, RoomVersion] = _versions()
 
 
 def room_version(name: str) -> RoomVersion:
-    """Returns the version of that name. Raises ``UnknownRoomVersion``, which lists the names that exist."""
+    """Returns the room version of that name. Raises ``UnknownRoomVersion``, whose text lists the known names."""
     try:
         return ROOM_VERSIONS[name]
     except KeyError:

@@ -1,7 +1,7 @@
 """Read-only admin pages of the engine's tables.
 
-The live page shows the same processes and streams with their present status. The fact tables of each stream are
-registered automatically, with `FactAdmin`.
+The live page shows the same processes and streams with their present status. Each table of facts gets a page
+automatically (`FactAdmin`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["EpochAdmin", "FactAdmin", "InstanceAdmin", "ReaderAdmin", "StreamPos
 
 @admin.register(StreamPosition)
 class StreamPositionAdmin(ReadOnlyAdmin):
-    """The position of each writer of each stream."""
+    """Pages of the positions: one for each writer of each stream."""
 
     list_display = (
         "stream",
@@ -92,7 +92,7 @@ class ReaderAdmin(ReadOnlyAdmin):
 
 @admin.register(WriterResolution)
 class WriterResolutionAdmin(ReadOnlyAdmin):
-    """The actions of other processes on writers: resolved as dead (with the evidence), asked to leave, terminated."""
+    """The actions of others on writers: retired as dead (with the evidence), asked to leave, or sessions ended."""
 
     list_display = ("resolved_at", "action", "stream", "instance_name", "from_position", "to_position", "resolved_by")
     list_filter = ("action", "stream")
@@ -243,7 +243,7 @@ class FactAdmin(ReadOnlyAdmin):
     """
 
     def get_list_display(self, request: Any) -> tuple[str, ...]:
-        """Returns the ID, the writer and the time of receipt, then the table's other columns."""
+        """Returns the ID, the writer and the time of the insert, then the table's other columns."""
         first = (self.model.id_field, "instance_name", "received_at")
         own = [field.name for field in self.model._meta.concrete_fields if field.name not in (*first, "id")]
         return (*first, *own)

@@ -21,9 +21,9 @@ from streams.runtime.text import visible
 
 __all__ = ["EstimatedPaginator", "ReadOnlyAdmin", "VisibleText"]
 
-#: Ends of the lookups of Django's list filters on a column or a foreign key.
+#: The suffixes that Django's list filters append to the name of a column or a foreign key.
 _LOOKUPS_OF_FILTERS = ("", "__exact", "__isnull", "__id__exact")
-#: Longest search. Each word of it is a condition on each field that is searched.
+#: The most characters of a search term. Each word of the term becomes a condition on each searched field.
 _LONGEST_SEARCH = 300
 
 if TYPE_CHECKING:
@@ -44,14 +44,17 @@ class EstimatedPaginator(Paginator):
 
     @cached_property
     def num_pages(self) -> int:
-        """Returns the number of pages, at most ``most_pages``: PostgreSQL reads and drops all rows before a page."""
+        """Returns the number of pages, at most ``most_pages``.
+
+        To show a page, PostgreSQL has to read all rows before it.
+        """
         return min(super().num_pages, self.most_pages)
 
     @cached_property
     def count(self) -> int:
-        """Returns the number of rows: exact up to `exact_upto`.
+        """Returns the number of rows, which is exact up to `exact_upto`.
 
-        Above it, returns the estimate of an unfiltered table, and ``exact_upto + 1`` for a filtered one.
+        For more rows, returns PostgreSQL's estimate if there is no filter, and ``exact_upto + 1`` if there is one.
         """
         found = cast("QuerySet[Any]", self.object_list)
         # The slice bounds the count: PostgreSQL stops after one row more than the limit.
@@ -65,7 +68,7 @@ class EstimatedPaginator(Paginator):
 
 
 class VisibleText(str):
-    """A text whose ``str`` has control characters as escapes, for display. Links and queries use the original characters."""
+    """A text for display: ``str()`` of it escapes control characters. Links and queries use the original characters."""
 
     __slots__ = ()
 
@@ -74,7 +77,10 @@ class VisibleText(str):
 
 
 def _make_visible(row: Any) -> Any:
-    """Returns the row with its texts, and those of loaded related rows, made visible. The row must not be saved."""
+    """Escapes control characters in the texts of a row and of its loaded related rows. Returns the row.
+
+    The row must not be saved afterwards.
+    """
     for field in row._meta.concrete_fields:
         value = row.__dict__.get(field.attname)
         if isinstance(value, str):
@@ -107,20 +113,21 @@ class ReadOnlyAdmin(_Base):
     show_facets = admin.ShowFacets.NEVER
 
     def get_list_display(self, request: HttpRequest) -> Any:
-        """Returns the columns that the subclass names, else all except binary ones."""
+        """Returns the columns that the subclass names. If it names none, returns all columns except binary ones."""
         if tuple(self.list_display) != ("__str__",):
             return self.list_display
         return [f.name for f in self.model._meta.concrete_fields if not isinstance(f, models.BinaryField)]
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> Any:
-        """Returns a list class whose texts are made visible, because most of them come from untrusted clients."""
+        """Returns a list class that escapes control characters, because most texts come from untrusted clients."""
         base: Any = super().get_changelist(request, **kwargs)
 
         class VisibleList(base):
             result_list: Any
 
             def get_ordering(self, request: HttpRequest, queryset: QuerySet[Any]) -> Any:
-                # ``sortable_by`` only hides the links: without this a client could have a whole table sorted by any column.
+                # ``sortable_by`` only hides the links. Without this line, a request could sort a whole table by any
+                # column.
                 self.params.pop(ORDER_VAR, None)
                 return super().get_ordering(request, queryset)
 
@@ -128,7 +135,7 @@ class ReadOnlyAdmin(_Base):
                 try:
                     super().get_results(request)
                     self.result_list = [_make_visible(row) for row in self.result_list]
-                except ValueError as error:  # a value that the database takes nowhere, such as one with NUL
+                except ValueError as error:  # the database refuses the value, such as a text with NUL
                     raise IncorrectLookupParameters from error
 
         return VisibleList
@@ -136,19 +143,23 @@ class ReadOnlyAdmin(_Base):
     def lookup_allowed(self, lookup: str, value: str, request: HttpRequest | None = None) -> bool:
         """Returns true for the lookups of the list's own filters.
 
-        Django allows any on the table's own columns, also those that read it whole, or that the database refuses.
+        Django would allow all lookups on the table's own columns, even one that reads the whole table or that the
+        database refuses.
         """
         names = self.list_filter if request is None else self.get_list_filter(request)
         return lookup in {f"{name}{end}" for name in names for end in _LOOKUPS_OF_FILTERS}
 
     def get_search_results(self, request: HttpRequest, queryset: QuerySet[Any], search_term: str) -> Any:
-        """Returns the rows that are searched for. None if the term is longer than all that can be found."""
+        """Returns the rows that match the search term.
+
+        A longer term than ``_LONGEST_SEARCH`` matches none: no searched text is so long.
+        """
         if len(search_term) > _LONGEST_SEARCH:
             return queryset.none(), False
         return super().get_search_results(request, queryset, search_term)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Returns the row with its texts made visible, or null."""
+        """Returns the row with control characters escaped, or null if there is no such row."""
         found = super().get_object(request, object_id, from_field)
         return found if found is None else _make_visible(found)
 

@@ -1,1 +1,1 @@
-"""Appends to the plain streams of a homeserver, with the users who type and the queues for federation."""
+"""Appends to the plain streams of a homeserver, such as receipts, presence, typing and the federation queues."""

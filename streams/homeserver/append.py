@@ -1,11 +1,11 @@
 """Appends to the homeserver streams that need no further logic: one function per stream.
 
-For this site and for others that install the app. Each function works in the caller's transaction, or in one of its own.
-Readers get the fact after the commit. Each returns the fact's token. From async code call them with
-``asgiref.sync.sync_to_async``. Typing has a module of its own (``streams.homeserver.typing``), and so have the two queues
-for federation (``streams.homeserver.federation_queue``).
+This site uses the functions, and so may other sites that install the app. Each function works in the caller's
+transaction, or in one of its own if there is none. Readers get the fact after the commit. Each function returns the
+fact's token. From async code call them with ``asgiref.sync.sync_to_async``. Typing has its own module
+(``streams.homeserver.typing``). So have the two queues for federation (``streams.homeserver.federation_queue``).
 
-Raises ``UnusableFact`` for content that cannot be sent, and everything that ``Stream.append`` raises.
+All functions raise ``UnusableFact`` for content that cannot be sent, and the errors of ``Stream.append``.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 
 
 def set_presence(*presences: Presence) -> list[int]:
-    """Appends to ``presence`` the new states of users, each a fact of its own. Returns their tokens.
+    """Appends one fact to ``presence`` for each new state of a user. Returns the tokens.
 
     Earlier rows of these users are deleted.
     """
@@ -65,7 +65,7 @@ def set_presence(*presences: Presence) -> list[int]:
 def add_receipt(room_id: str, receipt_type: str, user_id: str, event_id: str, data: Mapping[str, Any]) -> int:
     """Appends to ``receipts``: the user has read the room up to an event.
 
-    ``data`` is such as ``{"ts": 1, "hidden": False}``.
+    An example of ``data`` is ``{"ts": 1, "hidden": False}``.
     """
     text = json_text("receipts", dict(data))
     receipt = Receipt(room_id=room_id, receipt_type=receipt_type, user_id=user_id, event_id=event_id, data=text)
@@ -86,7 +86,7 @@ def pusher_changed(user_id: str, app_id: str, pushkey: str, *, deleted: bool = F
 def devices_changed(entities: Iterable[str]) -> int:
     """Appends to ``device_lists`` one fact with a row per entity.
 
-    An entity is a user whose devices changed, or a server that must be sent such a change.
+    An entity is a user whose devices changed, or a server to which such a change must be sent.
     """
     return append_rows("device_lists", [DeviceListChange(entity=entity) for entity in entities])
 
@@ -108,7 +108,7 @@ def set_tags(user_id: str, room_id: str, tags: Mapping[str, Any]) -> int:
 
 
 def account_data_changed(user_id: str, data_type: str, room_id: str | None = None) -> int:
-    """Appends to ``account_data``: the user's data of that type changed, in the room or globally."""
+    """Appends to ``account_data``: the user's data of that type changed, in the room or (without a room) globally."""
     change = AccountDataChange(user_id=user_id, room_id=room_id, data_type=data_type)
     return registry.get("account_data").append(change)[0]
 
@@ -116,7 +116,7 @@ def account_data_changed(user_id: str, data_type: str, room_id: str | None = Non
 def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> int:
     """Appends to ``groups``: the user's membership of a group changed.
 
-    ``content`` is such as ``{"membership": "join", "content": {}}``.
+    An example of ``content`` is ``{"membership": "join", "content": {}}``.
     """
     change = GroupChange(
         group_id=group_id, user_id=user_id, type="membership", content=json_text("groups", dict(content))
@@ -125,7 +125,7 @@ def group_changed(group_id: str, user_id: str, content: Mapping[str, Any]) -> in
 
 
 def append_rows(stream_name: str, rows: Sequence[Fact]) -> int:
-    """Appends one fact of several rows, all under one token, which is returned. Raises ``UnusableFact`` without rows."""
+    """Appends one fact with several rows. Returns its token. Raises ``UnusableFact`` if ``rows`` is empty."""
     if not rows:
         raise UnusableFact(f"{stream_name}: a fact without rows has no content; give at least one row.")
     with registry.get(stream_name).reserve() as reservation:

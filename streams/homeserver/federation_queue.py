@@ -1,8 +1,9 @@
 """Queues of outgoing data for federation senders in other processes: the streams ``federation`` and ``presence_federation``.
 
 Both streams are in memory. An item of ``federation`` is deleted when every known sender has acknowledged it
-(FEDERATION_ACK), at the latest after an hour. ``presence_federation`` keeps five minutes. A sender that was away for
-longer gets the present state from elsewhere, as it does after a new generation of the streams.
+(FEDERATION_ACK), at the latest after an hour. An item of ``presence_federation`` is deleted after five minutes. A
+sender that was away for longer has missed items, and must read the present state from elsewhere. The same is true after
+a new generation of the streams began.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streams.models.catalog import FederationItem, PresenceDestination
 
 __all__ = ["free_acknowledged", "free_old", "send_federation", "send_presence"]
 
-#: Seconds for which rows without an acknowledgement are kept.
+#: Seconds for which a row is kept if it is not acknowledged.
 KEEP_SECONDS = {"federation": 3600.0, "presence_federation": 300.0}
 _FREE_EVERY_SECONDS = 30.0
 _FREE_ACKNOWLEDGED = """
@@ -48,7 +49,7 @@ def send_federation(items: Iterable[tuple[str, Any]]) -> int:
 
 
 def send_presence(destinations: Iterable[str], user_ids: Iterable[str]) -> int:
-    """Appends one fact to ``presence_federation``: each server is to be sent the presence of each user. Returns its token."""
+    """Appends one fact to ``presence_federation``: send the presence of each user to each server. Returns its token."""
     users = list(user_ids)
     rows = [PresenceDestination(destination=server, user_id=user) for server in destinations for user in users]
     return _append("presence_federation", rows)
@@ -57,14 +58,14 @@ def send_presence(destinations: Iterable[str], user_ids: Iterable[str]) -> int:
 def free_acknowledged(cursor: Any) -> int:
     """Deletes the items of ``federation`` that all senders have acknowledged. Returns the number of rows.
 
-    A sender without an acknowledgement in the last hour is not waited for. Called with a cursor of any connection.
+    A sender that has acknowledged nothing in the last hour is ignored. ``cursor`` may be of any connection.
     """
     cursor.execute(_FREE_ACKNOWLEDGED, [KEEP_SECONDS["federation"]])
     return int(cursor.rowcount)
 
 
 def free_old(stream_name: str) -> None:
-    """Deletes the rows that were kept for long enough, in the caller's transaction if there is one."""
+    """Deletes the rows that are older than ``KEEP_SECONDS`` says, in the caller's transaction if there is one."""
     table = registry.get(stream_name).declaration.tables[0]
     with connections[stream_settings().database].cursor() as cursor:
         cursor.execute(
@@ -83,7 +84,7 @@ def _append(stream_name: str, rows: list[Any]) -> int:
 
 
 def _forget_acknowledgements(cursor: Any) -> None:
-    """Deletes the acknowledgements: they name tokens of the generation before."""
+    """Deletes the acknowledgements, because they name tokens of the previous generation."""
     cursor.execute("DELETE FROM streams_federationacknowledgement")
 
 

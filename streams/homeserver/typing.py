@@ -1,9 +1,9 @@
 """Typing notifications: the stream ``typing``, derived from a table of (room, user, until).
 
-A row of the stream is the full list of users who type in a room, so it is written only when the list changed. A thread in
-each process that sets typing removes users whose time is over. Any of these processes may do it, so the entries of a
-process that died are removed by the others. When the last writer is gone, the next one begins a new generation of the
-stream with no user typing, and followers receive the reset.
+A row of the stream is the full list of users who type in a room. A row is appended only when this list changed. Each
+process that calls ``set_typing`` runs a thread that removes users whose time is over, whichever process added them. So
+the entries of a process that died are removed by the others. After the last writer has gone, the next writer begins a
+new generation of the stream, in which no user types. Followers receive this reset.
 """
 
 from __future__ import annotations
@@ -51,17 +51,19 @@ _NEXT = "SELECT extract(epoch FROM min(until) - clock_timestamp())::float8 FROM 
 
 
 def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: float = 30.0) -> int | None:
-    """Stores that a user types in a room, for ``timeout_seconds`` unless renewed, or no longer does.
+    """Stores that a user types in a room, or has stopped typing if ``is_typing`` is false.
 
-    Returns the token of the room's new list, None if the list is as before. Raises ``UnusableFact`` for a time-out that
-    is not above 0 and up to ``LONGEST_TIMEOUT_SECONDS``.
+    The user counts as typing for ``timeout_seconds`` from the last call. Returns the token of the room's new list, or
+    None if the list did not change. Raises ``UnusableFact`` unless the time-out is above 0 and at most
+    ``LONGEST_TIMEOUT_SECONDS``.
     """
     if not 0 < timeout_seconds <= LONGEST_TIMEOUT_SECONDS:
         raise UnusableFact(
             f"typing: a time-out of {timeout_seconds:g} s cannot be; use up to {LONGEST_TIMEOUT_SECONDS:g} s."
         )
     using = stream_settings().database
-    # Before any row is touched: a new generation empties the table on another connection, which could wait for our rows.
+    # The writer is entered before any row is touched. Entering may begin a new generation, which empties the table on
+    # another connection. That connection could otherwise wait for rows that this transaction has locked.
     current_writer(using).tracker(registry.get("typing"))
     with transaction.atomic(using=using), connections[using].cursor() as cursor:
         # Without this lock A adds Alice and B adds Bob to one room. Neither sees the other's uncommitted row, and the list
@@ -80,7 +82,7 @@ def set_typing(room_id: str, user_id: str, is_typing: bool, timeout_seconds: flo
 def expire_typing() -> int:
     """Removes the users whose time is over. Returns the number of rooms whose list changed.
 
-    Leaves out rooms whose lock another session holds. The next call finds their users again.
+    Rooms whose lock is held by another session are left out. The next call handles their users.
     """
     using, changed = stream_settings().database, 0
     with connections[using].cursor() as cursor:
@@ -90,7 +92,8 @@ def expire_typing() -> int:
         current_writer(using).tracker(registry.get("typing"))
     for room_id in rooms:
         with transaction.atomic(using=using), connections[using].cursor() as cursor:
-            # It does not wait. Otherwise one session that keeps the lock of a room would keep users typing in all others.
+            # Tries the lock without waiting. Otherwise one session that keeps a room's lock would block all other
+            # rooms.
             cursor.execute(_LOCK_FREE_ROOM, [room_id])
             if not cursor.fetchone()[0]:
                 continue
@@ -143,7 +146,10 @@ class _Expiry:
             connections.close_all()
 
     def _step(self) -> float | None:
-        """Removes users whose time is over. Returns the seconds until the next one's is, None when no user types."""
+        """Removes users whose time is over.
+
+        Returns the seconds until the next user's time is over, or None if no user types.
+        """
         try:
             expire_typing()
             with connections[stream_settings().database].cursor() as cursor:
@@ -158,7 +164,7 @@ class _Expiry:
         if seconds is None:
             connections.close_all()
             return None
-        # A user whose time has been over for so long is in a room whose lock is held.
+        # If a user's time has been over for that long, the room's lock is held by another session: try again later.
         return _RETRY_SECONDS if seconds < -_RETRY_SECONDS else max(0.01, seconds)
 
 

@@ -1,1 +1,1 @@
-"""Trimming and checking of streams, and the subjects of the commands ``purge`` and ``resync``."""
+"""Trims and checks streams, and holds the subjects of the commands ``purge`` and ``resync``."""

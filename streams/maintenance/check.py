@@ -1,6 +1,6 @@
-"""Checks that sequences, tables and stored positions of all streams agree, and moves sequences forward where they do not.
+"""Checks that each stream's sequence is not behind its tables and stored positions, and repairs it if it is.
 
-Used by ``manage.py check_streams`` and ``resync positions``. Reads with a cursor of a direct connection.
+Used by ``manage.py check_streams`` and ``resync positions``. The functions need a cursor of a direct connection.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from streams.writing import lease as leases
 
 __all__ = ["Finding", "inspect_streams", "repair", "repair_streams"]
 
-#: For so long a repair waits for a writer that is entering the stream.
+#: A repair waits this long for a writer that is entering the stream.
 _LOCK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for one stream: the three numbers that must be in order, the verdict, and the fix if they are not."""
+    """The result for one stream: its three numbers, a verdict, and the fix if they are not in order.
+
+    The numbers are the sequence's value, the highest ID in the tables and the highest stored position.
+    """
 
     stream: str
     sequence: int
@@ -36,12 +39,12 @@ class Finding:
 
     @property
     def well(self) -> bool:
-        """Returns true if the sequence is ahead of every ID in the tables and every stored position."""
+        """Returns true if no ID in the tables and no stored position is above the sequence's value."""
         return self.verdict == "ok"
 
     @property
     def wanted_sequence(self) -> int:
-        """Returns the greatest of the three numbers. Sequences only move forward."""
+        """Returns the greatest of the three numbers: the value that the sequence must have at least."""
         return max(self.sequence, self.highest_in_tables, self.highest_stored)
 
 
@@ -60,7 +63,8 @@ def _inspect(cursor: Any, stream: Stream) -> Finding:
     stored = stored_positions(cursor, [stream.name]).get(stream.name, {}).values()
     highest_stored = max((at.position for at in stored), default=0)
     in_tables = stream.table_maximum(cursor)
-    # The sequence is read last. Read first: sequence 5, a live writer takes and stores 6, and 6 looks ahead of the sequence.
+    # The sequence is read last. If it were read first: it has 5, a live writer takes 6 and stores it, and the stored 6
+    # looks as if it were above the sequence.
     sequence = stream.sequence_value(cursor)
     verdict = _verdict(sequence, in_tables, highest_stored)
     finding = Finding(stream.name, sequence, in_tables, highest_stored, verdict, "")
@@ -73,11 +77,12 @@ def _inspect(cursor: Any, stream: Stream) -> Finding:
 def repair(cursor: Any, stream: Stream) -> int:
     """Moves the stream's sequence to the greatest of the three numbers or beyond. Returns its new value.
 
-    Safe beside live writers. No row is removed. Raises ``SequenceBusy`` when open transactions keep the sequence from a
-    long jump, or another session keeps the start lock.
+    This is safe beside live writers, and removes no row. Raises ``SequenceBusy`` if the sequence has to move far and
+    open transactions prevent it. Also raises ``SequenceBusy`` if another session holds the lock of writers that enter
+    the stream.
     """
     with driver.in_transaction(cursor):
-        # The lock of writers that enter the stream: they read the sequence, too.
+        # Writers that enter the stream hold this lock, because they read the sequence, too.
         if not leases.lock_start(cursor, stream.name, _LOCK_SECONDS):
             holder = leases.describe_lock_holder(cursor, driver.start_key(cursor, stream.name))
             raise SequenceBusy(
@@ -89,7 +94,7 @@ def repair(cursor: Any, stream: Stream) -> int:
 
 
 def repair_streams(cursor: Any) -> Iterator[tuple[Finding, int]]:
-    """Moves every sequence forward that is behind. Yields the finding of each, and the sequence's new value."""
+    """Moves every sequence forward that is behind. Yields (finding, new value) for each of them."""
     for finding in inspect_streams(cursor):
         if not finding.well:
             yield finding, repair(cursor, registry.get(finding.stream))

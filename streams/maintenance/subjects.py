@@ -1,6 +1,7 @@
-"""Subjects of the maintenance commands: ``purge WHAT``, ``resync WHAT``.
+"""Subjects of the maintenance commands: the ``WHAT`` of ``purge WHAT`` and ``resync WHAT``.
 
-Each app registers its own subjects while Django loads it (``AppConfig.ready``). The command is the same for all.
+Each app registers its own subjects while Django loads it (``AppConfig.ready``). The class of the command is the same
+for all of them.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ __all__ = ["MaintenanceCommand", "Subject", "asked_by", "register", "subjects"]
 
 
 class Subject(Protocol):
-    """One subject of a maintenance command."""
+    """One subject of a maintenance command: its arguments and its work."""
 
-    #: The description, in sentences. The last is ``Example: purge WHAT …``, which the command lists with its examples.
+    #: The description, in sentences. The last sentence is ``Example: purge WHAT …``. The command shows it as an
+    #: example.
     help: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declares its arguments."""
+        """Declares the subject's command-line arguments."""
 
     def run(self, command: BaseCommand, options: Mapping[str, Any]) -> None:
         """Does the work. Writes the outcome to the command's stdout and progress to its stderr.
 
-        Raises ``CommandError`` for what could not be done.
+        Raises ``CommandError`` if the work could not be done.
         """
 
 
@@ -52,7 +54,7 @@ def subjects(command: str) -> Mapping[str, Subject]:
 
 
 def asked_by() -> str:
-    """Returns the user and host that run this command, for records of its actions."""
+    """Returns the user and host that run this command, for the records of what it did."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -63,7 +65,7 @@ def asked_by() -> str:
 class MaintenanceCommand(SiteCommand):
     """A command whose first argument is its subject.
 
-    Exit status 1 for what could not be done, 2 for unusable arguments.
+    The exit status is 1 if the work could not be done, and 2 for unusable arguments.
     """
 
     name = ""
@@ -98,6 +100,6 @@ class MaintenanceCommand(SiteCommand):
 
 
 def _parts_of_help(subject: Subject) -> tuple[str, str]:
-    """Returns the description and the example of a subject's help."""
+    """Splits the help of a subject into its description and its example."""
     does, _, example = subject.help.partition(" Example: ")
     return does, example

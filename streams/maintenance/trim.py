@@ -1,14 +1,17 @@
-"""Trimming of a stream: old facts are deleted in small batches, never beyond those that a registered reader has not read.
+"""Trims a stream: deletes old facts in small batches, but no fact that a registered reader still has to read.
 
-    limit = the least of: the linear position, what every registered reader has handled, what the rule keeps
+Facts are deleted up to the lowest of three positions: the linear position, the position that every registered reader
+has handled, and the position up to which the rule (``Keep``) lets facts go.
 
 Registered readers are the stored cursors and the rows of ``streams_reader``: open connections and followers, Spark
 queries, and named readers that store their cursor in another database.
 
-A reader holds back trimming as long as its process was seen within the horizon. A reader that is silent for longer, or is
-to be ignored, does not. When it comes back it finds itself below the low-water mark and gets ``ResyncNeeded``.
+A reader holds back the trimming only if its process was seen within the *horizon*, a duration such as seven days.
+Readers that the caller names may be ignored, too. If such a reader comes back, its cursor is below the low-water mark,
+and it gets ``ResyncNeeded``.
 
-Called with a cursor of a direct connection in autocommit mode. Positions are positive, also for backward streams.
+The functions need a cursor of a direct connection in autocommit mode. Positions are positive, also for backward
+streams.
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ PAUSE_SECONDS = 0.02
 _CURSORS = """
 SELECT reader, base, seen_at < clock_timestamp() - %(horizon)s FROM streams_storedcursor WHERE stream = %(stream)s
 """
-#: Followers with a stored cursor in this database are left out: the cursor itself counts (``_CURSORS``). Closed
-#: connections hold nothing back; Spark queries and named readers do, since they continue from where they were.
+#: Named readers with a stored cursor in this database are left out, because the cursor itself counts (``_CURSORS``). A
+#: closed connection holds nothing back. A Spark query or named reader that is closed does, because it continues where
+#: it was.
 _READERS = """
 SELECT kind || ' ' || name, (positions -> %(stream)s)::text, heartbeat_at < clock_timestamp() - %(horizon)s
 FROM streams_reader
@@ -73,7 +77,10 @@ ON CONFLICT (stream) DO UPDATE SET position = greatest(mark.position, excluded.p
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The rule of what to keep: the newest ``facts`` facts, or those received within ``age``. One of the two is given."""
+    """The rule for what to keep: the newest ``facts`` facts, or the facts younger than ``age``.
+
+    One of the two is set.
+    """
 
     facts: int | None = None
     age: timedelta | None = None
@@ -81,7 +88,10 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class TrimRequest:
-    """The arguments of a trimming: stream, rule, horizon of readers, names of readers to ignore."""
+    """The arguments of a trimming.
+
+    ``ignored`` are names of readers that must not hold it back. The module explains ``horizon``.
+    """
 
     stream: Stream
     keep: Keep
@@ -94,7 +104,10 @@ class TrimRequest:
 
 @dataclass(frozen=True, slots=True)
 class HoldingReader:
-    """A reader and the position beyond which it needs facts. ``ignored`` is the reason why it does not count, or empty."""
+    """A reader that needs all facts above ``position``.
+
+    ``ignored`` is the reason why the reader does not hold the trimming back; empty if it does.
+    """
 
     reader: str
     position: int
@@ -105,7 +118,7 @@ class HoldingReader:
 class TrimPlan:
     """The limit up to which a stream may be trimmed, and the readers that hold it back.
 
-    ``mark`` is the low-water mark, ``linear`` the linear position, ``wanted`` the limit by the rule.
+    ``mark`` is the low-water mark, ``linear`` the linear position, and ``wanted`` the limit by the rule alone.
     """
 
     stream: str
@@ -121,14 +134,14 @@ class TrimPlan:
 
     @property
     def slowest(self) -> HoldingReader | None:
-        """Returns the reader that holds back facts which the rule would delete; None if there is none."""
+        """Returns the reader that holds the trimming back most, or None if no reader does."""
         counted = [one for one in self.obstacles if not one.ignored and one.position < min(self.wanted, self.linear)]
         return min(counted, key=lambda one: one.position, default=None)
 
 
 @dataclass(slots=True)
 class Trimmed:
-    """The result so far: rows deleted, the position reached, and for each writer its highest deleted fact."""
+    """The result so far: the deleted rows, the last position, and the highest deleted fact of each writer."""
 
     rows: int = 0
     position: int = 0
@@ -136,14 +149,17 @@ class Trimmed:
 
 
 class _Batch:
-    """The next facts in order, up to the limit and to the first fact that the age rule keeps."""
+    """Finds the next batch of facts, in order, up to the limit or to the first fact that is young enough to be kept."""
 
     def __init__(self, stream: Stream, young_since: Any) -> None:
         self._stream = stream
         self._young_since = young_since
 
     def upto(self, cursor: Any, after: int, limit: int) -> tuple[int, int]:
-        """Returns (position, rows): the end of the next batch and its number of rows. (after, 0): nothing may be deleted."""
+        """Returns (position, rows): the last position of the next batch above ``after``, and its number of rows.
+
+        Returns (``after``, 0) if no fact may be deleted.
+        """
         declaration = self._stream.declaration
 
         def fetch(table: FactTable, rows: int) -> list[tuple[int, bool]]:
@@ -166,7 +182,7 @@ class _Batch:
 def plan_trim(cursor: Any, request: TrimRequest) -> TrimPlan:
     """Returns the plan for the present moment. Raises ``NotTrimmable``.
 
-    The age rule is not part of the plan: it is applied when the facts are read.
+    A rule by age does not change the plan. It is applied later, when the facts are read.
     """
     stream, horizon, keep = request.stream, request.horizon, request.keep
     _check_trimmable(stream)
@@ -220,18 +236,19 @@ def _gone(horizon: timedelta) -> str:
 
 
 def reader_limit(vector: Mapping[str, int], stored: Mapping[str, Any], linear: int) -> int:
-    """Returns the position up to which a reader has handled everything.
+    """Returns the position up to which a reader has handled the facts of all writers.
 
-    ``vector`` is the reader's ``{writer: position}``. The result is its least position among the writers that it is
-    behind, or ``linear`` if it is behind none. A writer that is missing in ``vector`` entered at or above the least
-    position in it, so it counts with that.
+    ``vector`` is the reader's ``{writer: position}``, ``stored`` the positions of the writers. The result is the
+    reader's lowest position for a writer that it is behind. If the reader is behind no writer, the result is
+    ``linear``. A writer that is missing in ``vector`` entered at or above the lowest position in ``vector``. So that
+    position is used for it.
     """
     low = lowest_unread(vector, {writer: one.position for writer, one in stored.items()})
     return linear if low is None else low
 
 
 def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
-    """Returns the position below the newest ``facts`` facts; 0 if there are no more than these."""
+    """Returns the position right below the newest ``facts`` facts; 0 if the stream has fewer facts."""
     if facts == 0:
         return linear
     declaration = stream.declaration
@@ -249,24 +266,27 @@ def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
 
 
 def trim(cursor: Any, request: TrimRequest, pause: Callable[[float], object] = time.sleep) -> Iterator[Trimmed]:
-    """Trims a stream, one batch a step, and yields the figures so far after each. With ``dry_run`` nothing is deleted.
+    """Trims a stream batch by batch, and yields the total so far after each batch. With ``dry_run`` nothing is deleted.
 
-    May be stopped after any step and begun again. ``pause(seconds)`` is called before the first batch and after each.
-    Raises ``NotTrimmable``, and ``TrimBusy`` while another process trims the stream.
+    It may be stopped after any batch and begun again. ``pause(seconds)`` is called before the first batch and after
+    each batch; a dry run does not pause. Raises ``NotTrimmable``, and ``TrimBusy`` while another process trims the
+    stream.
     """
     stream, done = request.stream, Trimmed()
     _check_trimmable(stream)
     with _only_one(cursor, stream):
         first = plan_trim(cursor, request)
         if not request.dry_run:
-            # The linear position was read above, some heartbeats before the first deletion. A process that had read it by
-            # then, and was about to read or to announce the facts up to it, has done so.
+            # The linear position was read above. Another process may have read the same position, and be about to read
+            # or to announce the facts up to it. The pause of some heartbeats gives it time to finish before the first
+            # deletion.
             settle = request.settle_seconds
             pause(3 * stream_settings().heartbeat_seconds if settle is None else settle)
         batch = _Batch(stream, _young_since(cursor, request.keep))
         done.position = first.mark
         while True:
-            # A reader that registered during the run lowers the limit. What was appended during it waits for the next run.
+            # A reader that registers during this run lowers the limit. Facts that are appended during it are left to
+            # the next run.
             limit = min(first.limit, plan_trim(cursor, request).limit)
             reached, rows = batch.upto(cursor, done.position, limit) if limit > done.position else (done.position, 0)
             if reached <= done.position:
@@ -296,7 +316,7 @@ def _only_one(cursor: Any, stream: Stream) -> Iterator[None]:
 
 
 def _young_since(cursor: Any, keep: Keep) -> Any:
-    """Returns the time of receipt from which facts are kept, one for the whole run; None without an age rule."""
+    """Returns the time from which facts are kept, fixed for the whole run; None if the rule is not by age."""
     if keep.age is None:
         return None
     cursor.execute("SELECT clock_timestamp() - %s", [keep.age])
@@ -306,8 +326,8 @@ def _young_since(cursor: Any, keep: Keep) -> Any:
 def _delete(cursor: Any, stream: Stream, bounds: tuple[int, int], done: Trimmed) -> None:
     """Deletes one batch and moves the low-water mark, in one transaction."""
     declaration, highest, rows = stream.declaration, dict[str, int](), 0
-    # Readers read rows first and the mark after them. With the mark in the same transaction as the deletion, a reader that
-    # lacks the rows finds the mark raised.
+    # Readers read the rows first and the mark second. The mark is raised in the transaction that deletes. So a reader
+    # that no longer finds the rows finds the raised mark.
     with driver.in_transaction(cursor):
         for table in declaration.tables:
             token = token_sql(declaration, table)

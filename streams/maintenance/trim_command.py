@@ -40,7 +40,7 @@ def register_subjects() -> None:
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Wraps ``read`` for argparse, which hides the text of a ``ValueError``."""
+    """Wraps ``read`` for argparse: turns a ``ValueError``, whose text argparse would hide, into its own error."""
 
     def check(text: str) -> T:
         try:
@@ -96,7 +96,7 @@ class PurgeStream:
         done, began, told = Trimmed(position=plan.mark), 0.0, 0.0
         for done in trim(cursor, request):
             now = time.monotonic()
-            began, told = began or now, told or now  # the wait before the first batch is not part of the rate
+            began, told = began or now, told or now  # so that the wait before the first batch does not lower the rate
             if now - told >= PROGRESS_SECONDS:
                 told, rate = now, done.rows / (now - began)
                 left = max(plan.limit - done.position, 0)

@@ -1,1 +1,1 @@
-"""Management code of the engine."""
+"""The ``manage.py`` commands of the engine."""

@@ -1,7 +1,7 @@
 """Tables of the stream engine: writers and their positions, readers, and the facts of the plain streams.
 
-Assumes PostgreSQL. Positions of backward streams are stored as negative numbers. Other services import these models; they
-should treat every one as read-only.
+Assumes PostgreSQL. Positions of backward streams are stored as negative numbers. Other services may import these
+models, and should only read the tables.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ __all__ = [
 class WriterState(models.TextChoices):
     """The state of a writer: ``active -> draining -> retired``, and back to active with a new process.
 
-    A draining writer gets no new reservations. It counts like an active one until its open reservations are complete.
+    A draining writer gets no new reservations. Like an active writer, it holds back the linear position until its open
+    reservations are complete.
     """
 
     ACTIVE = "active", "active"
@@ -89,14 +90,17 @@ class WriterState(models.TextChoices):
 
 
 class StreamPositionQuerySet(ReadOnlyQuerySet["StreamPosition"]):
-    """The positions of writers; indexed by (stream, instance_name)."""
+    """Queries of the writers' positions. The table has an index on (stream, instance_name)."""
 
     def of_stream(self, stream: str) -> StreamPositionQuerySet:
         """Returns the stream's writers that are not retired."""
         return self.filter(stream=stream).exclude(state="retired")
 
     def vector(self, stream: str) -> dict[str, int]:
-        """Returns ``{writer: position}``: all facts of the writer up to there can be read. Retired writers are left out."""
+        """Returns ``{writer: position}`` without retired writers.
+
+        All facts of a writer up to its position can be read.
+        """
         return dict(self.of_stream(stream).values_list("instance_name", "position"))
 
     def linear(self, stream: str) -> int | None:
@@ -104,16 +108,19 @@ class StreamPositionQuerySet(ReadOnlyQuerySet["StreamPosition"]):
         return min(self.vector(stream).values(), default=None)
 
     def pending(self) -> StreamPositionQuerySet:
-        """Returns writers with IDs that are reserved and not complete, in order of the oldest one's age."""
+        """Returns the writers that have reserved IDs which are not complete.
+
+        The writer with the oldest such ID comes first.
+        """
         return self.filter(pending_facts__gt=0).order_by("oldest_pending_at")
 
 
 class StreamPosition(models.Model):
-    """The position of one writer of one stream: every fact that it reserved up to ``position`` is complete.
+    """The position of one writer of one stream: every ID that the writer reserved up to ``position`` is complete.
 
-    The row is written after the commit of the facts that it covers. A process that reads a position and then the table
-    sees all facts of that writer up to it. The position never goes down while its writer lives. The rows of a stream that
-    are not retired are its set of writers: the linear position is their minimum.
+    The row is written after the commit of the facts that it covers. A process that reads a position first and the table
+    second sees all facts of that writer up to the position. The position never goes down while its writer lives. The
+    linear position of a stream is the minimum over its writers that are not retired.
     """
 
     stream = models.TextField()
@@ -148,9 +155,9 @@ class StreamPosition(models.Model):
 
 
 class Instance(models.Model):
-    """A process that may write: the present holder of the name, its start and its heartbeat.
+    """An instance name, and the process that holds it now: its host, its start and its heartbeat.
 
-    ``lease`` counts the processes that have held the name; an append made under an older lease is refused.
+    ``lease`` counts the processes that have held the name. An append under an older lease is refused.
     """
 
     name = models.TextField(primary_key=True)
@@ -174,10 +181,10 @@ class Instance(models.Model):
 
 
 class Reader(models.Model):
-    """A reader and its positions; one row for a connection, a follower or a Spark query.
+    """A reader and its positions: a connection to a replication server, a follower, or a Spark query.
 
-    ``positions`` is ``{stream: {writer: position}}``: for a connection the positions *sent* to it, for our own followers
-    those that they have *handled*.
+    ``positions`` is ``{stream: {writer: position}}``. For a connection they are the positions that were *sent* to it.
+    For our own followers they are the positions that the follower has *handled*.
     """
 
     class Kind(models.TextChoices):
@@ -222,7 +229,7 @@ class Reader(models.Model):
 
 
 class WriterResolution(models.Model):
-    """The record of an action on a writer by others: proven dead, asked to leave, or its transactions ended."""
+    """A record of what others did to a writer: proved it dead, asked it to leave, or ended its transactions."""
 
     class Action(models.TextChoices):
         """The action that was taken."""
@@ -250,7 +257,10 @@ class WriterResolution(models.Model):
 
 @bind(CACHES, sample=lambda number, thread: {"cache_name": "load", "keys": [f"{thread}", f"{number}"]})
 class CacheInvalidation(Fact):
-    """A fact of the stream ``caches``: drop these keys of this cache; null keys mean the whole cache."""
+    """A fact of the stream ``caches``: a key of a cache whose value must be dropped.
+
+    Null ``keys`` mean the whole cache.
+    """
 
     cache_name = models.TextField()
     keys = ArrayField(models.TextField(), null=True)

@@ -1,7 +1,7 @@
-"""The tables of the plain homeserver streams. Each row holds what is sent to followers, and the keys of further details.
+"""The tables of the plain homeserver streams. Each row holds the values that followers receive.
 
-Rows are appended by the functions of ``streams.homeserver.append``. JSON columns hold compact ASCII JSON as text, which
-is their form on the wire. Imported by ``streams.models``.
+Rows are appended by the functions of ``streams.homeserver``. JSON columns hold compact ASCII JSON as text, which is
+also their form on the wire. ``streams.models`` imports this module.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _user(number: int, thread: int) -> str:
 
 
 def _sample(**values: Any) -> Sample:
-    """Returns a function that makes sample facts; ``{user}`` and ``{number}`` are filled in text values."""
+    """Returns a function that makes sample facts from ``values``. It fills in ``{user}`` and ``{number}`` in texts."""
 
     def sample(number: int, thread: int) -> Mapping[str, Any]:
         names = {"user": _user(number, thread), "number": number}
@@ -56,7 +56,7 @@ def _presence_sample(number: int, thread: int) -> dict[str, Any]:
 
 @bind(catalog.PRESENCE, sample=_presence_sample)
 class Presence(Fact):
-    """A user's present state; times in milliseconds. Only the newest row of each user is kept."""
+    """A user's presence from this fact on, with times in milliseconds. Only the newest row of each user is kept."""
 
     user_id = models.TextField()
     state = models.TextField(help_text="online, offline, unavailable or busy")
@@ -76,7 +76,7 @@ class Presence(Fact):
 
 @bind(catalog.PRESENCE_FEDERATION, sample=_sample(destination="s{number}.example", user_id="{user}"))
 class PresenceDestination(Fact):
-    """A server to which a user's presence is to be sent; in memory, the last five minutes."""
+    """A server to which a user's presence is to be sent. In memory; rows are deleted after five minutes."""
 
     destination = models.TextField()
     user_id = models.TextField()
@@ -90,7 +90,7 @@ class PresenceDestination(Fact):
 
 @bind(catalog.TYPING, sample=lambda number, thread: {"room_id": f"!r{number}:x", "user_ids": [_user(number, thread)]})
 class Typing(Fact):
-    """All users who are typing in a room from this fact on; in memory."""
+    """All users who are typing in a room from this fact on. In memory."""
 
     room_id = models.TextField()
     user_ids = ArrayField(models.TextField())
@@ -103,7 +103,10 @@ class Typing(Fact):
 
 
 class TypingUser(models.Model):
-    """A user who is typing in a room, until a given time; in memory. The rows of ``Typing`` are made from it. Not a fact."""
+    """A user who is typing in a room, until a given time.
+
+    In memory. Not a fact: facts of ``Typing`` are made from it.
+    """
 
     pk = models.CompositePrimaryKey("room_id", "user_id")
     room_id = models.TextField()
@@ -172,7 +175,7 @@ class PusherChange(Fact):
 
 @bind(catalog.DEVICE_LISTS, sample=_sample(entity="{user}"))
 class DeviceListChange(Fact):
-    """A user whose devices changed, or a server that must be sent such a change."""
+    """A user whose devices changed, or a server to which such a change must be sent."""
 
     entity = models.TextField(help_text="user ID or server name")
 
@@ -186,7 +189,7 @@ class DeviceListChange(Fact):
 
 @bind(catalog.TO_DEVICE, sample=_sample(entity="{user}"))
 class ToDeviceMessage(Fact):
-    """A recipient of messages to devices; a fact has a row per recipient."""
+    """A recipient of messages to devices: a local user or a server. A fact has a row for each recipient."""
 
     entity = models.TextField(help_text="local user ID or server name")
 
@@ -203,7 +206,7 @@ _EDU = '{{"edu_type":"org.example.load","content":{{}},"origin":"load.invalid","
 
 @bind(catalog.FEDERATION, sample=_sample(type="e", data=_EDU))
 class FederationItem(Fact):
-    """An item that a federation sender in another process is to send; in memory, deleted when acknowledged."""
+    """An item that a federation sender in another process has to send. In memory; deleted when it was acknowledged."""
 
     type = models.TextField(help_text="k: EDU with a key, e: EDU, pd: presence with destinations")
     data = models.TextField(help_text="JSON")
@@ -233,7 +236,7 @@ class TagChange(Fact):
 
 @bind(catalog.ACCOUNT_DATA, sample=_sample(user_id="{user}", data_type="org.example.load"))
 class AccountDataChange(Fact):
-    """A change of a user's account data of that type, in a room or globally (no room)."""
+    """A change of a user's account data of one type, in a room, or globally if ``room_id`` is null."""
 
     user_id = models.TextField()
     room_id = models.TextField(null=True)

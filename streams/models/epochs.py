@@ -1,4 +1,4 @@
-"""The table of epochs: the lives of the database, to which positions belong; see ``streams.epochs``."""
+"""The table of epochs. A restore of the database begins a new epoch, as ``streams.epochs`` explains."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ __all__ = ["Epoch"]
 
 
 class Epoch(models.Model):
-    """One life of the database, from its creation or a restore to the next restore. The newest row is the present one.
+    """One epoch: the time from the creation or a restore of the database to the next restore.
 
-    The identity columns name the place of that life: a copy of the database in another place begins a new epoch.
+    The newest row is the present epoch. The identity columns describe the database. If the identity of the running
+    database differs, it is a restored copy and begins a new epoch.
     """
 
     word = models.TextField(unique=True, help_text="random; tokens that we hand out to keep carry it")

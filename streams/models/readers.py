@@ -9,11 +9,11 @@ __all__ = ["LowWaterMark", "ParkedFact", "ReaderResync", "StoredCursor"]
 
 
 class StoredCursor(models.Model):
-    """The position up to which a named reader has handled a stream; moved in the transaction of the handler's effect.
+    """The position up to which a named reader has handled a stream.
 
-    ``base`` and ``entries`` are a vector token: all facts up to the base were handled, and those of each named writer up
-    to its entry. ``lease`` counts the processes that have held the reader's name; one that lost it cannot move the
-    cursor.
+    The cursor moves in the same transaction as the effects of the handler. ``base`` and ``entries`` are a vector token:
+    all facts up to ``base`` were handled, and the facts of each writer in ``entries`` up to its entry. ``lease`` counts
+    the processes that have held the reader's name. A process that lost the name cannot move the cursor.
     """
 
     reader = models.TextField()
@@ -71,8 +71,8 @@ class ParkedFact(models.Model):
 class LowWaterMark(models.Model):
     """The low-water mark of a stream: facts up to ``position`` may have been trimmed.
 
-    ``writers`` holds for each writer its highest trimmed fact. A reader whose cursor for that writer is lower has lost
-    facts and must be set to a new position. A reader whose cursor is not lower has lost nothing.
+    ``writers`` holds for each writer its highest trimmed fact. A reader whose cursor for a writer is lower has lost
+    facts of that writer, and must be set to a new position. A reader whose cursors are not lower has lost no fact.
     """
 
     stream = models.TextField(primary_key=True)
@@ -90,7 +90,7 @@ class LowWaterMark(models.Model):
 
 
 class ReaderResync(models.Model):
-    """The record of a reader's cursor that was set by hand: from where, to where, by whom."""
+    """A record that a reader's cursor was set by hand: the old position, the new position, and the user who did it."""
 
     reader = models.TextField()
     stream = models.TextField()

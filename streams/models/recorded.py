@@ -1,8 +1,8 @@
 """Tables of recorded foreign servers (``manage.py follow … --record NAME``): writers' positions, rows and gaps.
 
-Written only by ``streams.replication.recording.recorder``. A writer of a stream in memory begins again at 0 with each new
-process. Each such life counts as a writer of its own here (``master``, then ``master~2``), so that tokens ascend and
-never occur twice.
+Only ``streams.replication.recording.recorder`` writes these tables. A foreign writer of a stream in memory begins again
+at 0 whenever its process is restarted. So each *life* of such a writer is stored as a writer of its own (``master``,
+then ``master~2``). The tokens of a stored writer therefore ascend, and none occurs twice.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RecordedPosition(models.Model):
 
 
 class RecordedFact(models.Model):
-    """A row of a foreign server, in wire form."""
+    """A row that a foreign server sent, in wire form."""
 
     server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE, db_index=False)
     stream = models.TextField()
@@ -86,7 +86,7 @@ class RecordedFact(models.Model):
 
 
 class RecordedGap(models.Model):
-    """A range of facts, after < token <= upto, that may exist and could not be fetched."""
+    """A range of tokens, after < token <= upto. Facts in this range may exist, and could not be fetched."""
 
     server = models.ForeignKey(RecordedServer, on_delete=models.CASCADE)
     stream = models.TextField()

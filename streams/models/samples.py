@@ -1,6 +1,6 @@
-"""The past in two bounded tables: positions of streams and readers in steps of time, and changes of status.
+"""The site's recorded history in two bounded tables: sampled positions of streams and readers, and changes of status.
 
-Written by one process of the site (``replsite.history.sampler``), which also removes old rows.
+One process of the site (``replsite.history.sampler``) writes the tables and removes old rows.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ __all__ = ["Sample", "StatusChange"]
 
 
 class Sample(models.Model):
-    """A stream (``reader`` empty), or a reader on it, in one step of time: its last position and its worst values.
+    """A sample of a stream, or of a reader of this stream, over one interval of time.
 
-    ``waiting`` and ``seconds``: of a stream the pending facts and the age of the oldest one, of a reader its lag.
+    ``reader`` is empty for the stream itself. The sample holds the last position and the worst values of the interval.
+    For a stream, ``waiting`` counts its pending facts, and ``seconds`` is the age of the oldest of them. For a reader,
+    both are its lag: in facts and in seconds.
     """
 
     pk = models.CompositePrimaryKey("step_seconds", "stream", "reader", "at")
@@ -38,7 +40,7 @@ class Sample(models.Model):
 
 
 class StatusChange(models.Model):
-    """A change of status of a writer, or of a reader on a stream, for better or worse."""
+    """A change of the status of a writer, or of a reader of a stream, for better or worse."""
 
     at = models.DateTimeField(db_index=True)
     stream = models.TextField(db_collation="C")

@@ -1,7 +1,7 @@
-"""Tables of workers' reports over replication connections: syncing users, acknowledgements, addresses of users.
+"""Tables of what workers report over replication: syncing users, acknowledgements, addresses of users.
 
-Written by ``streams.replication.common.worker_sql``, read through ``streams.workers``. Access tokens are kept as digests
-only.
+``streams.replication.common.worker_sql`` writes the tables, ``streams.workers`` reads them. Of access tokens only
+digests are stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class WorkerConnection(models.Model):
 
 
 class SyncingUser(models.Model):
-    """A user that syncs on a worker process now, with one device or without."""
+    """A user who syncs on a worker process now, with one device, or without a device if ``device_id`` is empty."""
 
     connection_key = models.TextField()
     worker = models.TextField(help_text="the random ID of the worker process, not its name")
@@ -58,7 +58,10 @@ class SyncingUser(models.Model):
 
 
 class FederationAcknowledgement(models.Model):
-    """The position up to which a federation sender has taken the stream ``federation``: its last report, not its highest."""
+    """The position up to which a federation sender has acknowledged the stream ``federation``.
+
+    This is the position that the sender reported last, even if it reported a higher one before.
+    """
 
     instance_name = models.TextField(primary_key=True)
     token = models.BigIntegerField()
@@ -73,7 +76,7 @@ class FederationAcknowledgement(models.Model):
 
 
 class UserAddress(models.Model):
-    """The address at which a user's device was last seen; one row for a user, access token and address."""
+    """An address at which a user was seen, and when last. There is one row for each user, access token and address."""
 
     user_id = models.TextField()
     token_digest = models.TextField(help_text="SHA-256 of the access token; the token itself is not stored")
@@ -96,7 +99,10 @@ class UserAddress(models.Model):
 
 
 class WireCount(models.Model):
-    """A counter of events on the connections of all servers since the tables were created, by kind and name."""
+    """A count of what happened on replication connections, by kind and name, such as commands received.
+
+    It covers all replication servers since the table was created.
+    """
 
     kind = models.TextField(help_text="closed, refused, command or dropped")
     name = models.TextField()

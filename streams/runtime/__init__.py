@@ -1,1 +1,1 @@
-"""Support for a process of the site: logs, text for people, command lines, systemd, the program's version."""
+"""Support for processes: logs, safe text for pages and terminals, command lines, systemd, and the program's version."""

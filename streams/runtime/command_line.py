@@ -1,7 +1,7 @@
-"""The base of our ``manage.py`` commands: help with examples that keep their line breaks, and common exit statuses.
+"""The base of our ``manage.py`` commands: a help text with examples, and common exit statuses.
 
-Every command derives from `SiteCommand` and lists its ``examples``. A test parses each of them with the command's own
-parser, and other tests keep the commands alike (``tests/unit/streams/runtime/test_command_line.py``).
+Every command derives from `SiteCommand` and lists its ``examples``. A test parses each example with the command's own
+parser. Other tests check that all commands follow the same rules (``tests/unit/streams/runtime/test_command_line.py``).
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ EXIT_STATUS = "exit status: 0 all well; 1 found or left something wrong; 2 unusa
 #: Sent before a command begins to run as a service.
 service_begins = Signal()
 
-_WIDE = 10_000  # columns without a terminal: nothing is cut or folded
-_WIDEST_EXAMPLE = 64  # the description of a longer one goes on the next line
+_WIDE = 10_000  # the width if the output is not a terminal: no text is cut or folded
+_WIDEST_EXAMPLE = 64  # the description of a longer example is printed on the next line
 
 
 class HelpFormatter(DjangoHelpFormatter):
-    """A help formatter that lists our options before Django's, fills paragraphs, and keeps text of several lines as it is."""
+    """A help formatter that lists our options before Django's.
+
+    It wraps a text without line breaks, and keeps other texts.
+    """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -42,24 +45,24 @@ class HelpFormatter(DjangoHelpFormatter):
 class SiteCommand(BaseCommand):
     """A command whose ``--help`` ends with examples and the meaning of its exit status."""
 
-    #: Pairs: the words after ``manage.py``, and what they do.
+    #: Pairs of the arguments after ``manage.py`` and a description.
     examples: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
-        """Returns Django's parser with the examples at its end."""
+        """Returns Django's parser, with the examples at the end of its help."""
         kwargs.setdefault("epilog", self.epilog())
         kwargs.setdefault("formatter_class", HelpFormatter)
         return super().create_parser(prog_name, subcommand, **kwargs)
 
     def epilog(self) -> str:
-        """Returns the end of the help: the examples, one a line, and the exit status."""
+        """Returns the end of the help: the examples, one per line, and the meaning of the exit status."""
         told = self.help_examples()
         widest = max((len(typed) for typed, _ in told if len(typed) <= _WIDEST_EXAMPLE), default=0)
         lines = [line for typed, does in told for line in _example(typed, does, widest)]
         return "\n".join(["examples:", *lines, "", EXIT_STATUS])
 
     def help_examples(self) -> Sequence[tuple[str, str]]:
-        """Returns the examples for the help: pairs of the words after ``manage.py`` and a description."""
+        """Returns the examples for the help: pairs of the arguments after ``manage.py`` and a description."""
         return self.examples
 
     def is_service(self, options: Mapping[str, Any]) -> bool:
@@ -67,13 +70,16 @@ class SiteCommand(BaseCommand):
         return False
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        """Executes as Django does. Sends the signal ``service_begins`` first if the command is a service."""
+        """Executes the command as Django does.
+
+        If the command is a service, sends the signal ``service_begins`` first.
+        """
         if self.is_service(options):
             service_begins.send(type(self))
         return super().execute(*args, **options)
 
     def check(self, *args: Any, **options: Any) -> None:
-        """Checks as Django does. A failed system check exits with status 2, as an unusable setting does."""
+        """Runs the system checks as Django does. If one fails, the exit status is 2, as for an unusable setting."""
         try:
             super().check(*args, **options)
         except SystemCheckError as error:
@@ -81,7 +87,10 @@ class SiteCommand(BaseCommand):
             raise
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Runs as Django does, but refuses arguments that are not UTF-8. They fit in no column, file or message."""
+        """Runs the command as Django does, but refuses arguments that are not UTF-8.
+
+        Such arguments could not be stored in a column or a file, nor sent in a message.
+        """
         self._called_from_command_line = True  # so that an error ends the process, as in Django's
         for word in argv[2:]:
             try:
@@ -97,7 +106,7 @@ class SiteCommand(BaseCommand):
         systemd.notify(systemd.READY, f"STATUS={line}")
 
     def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Prints a table on standard output. Nothing in it is interpreted as markup. In a terminal long words are folded."""
+        """Prints a table on standard output. Text in brackets is not treated as markup. A terminal folds long words."""
         table = Table()
         for name in columns:
             table.add_column(name, overflow="fold")

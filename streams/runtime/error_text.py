@@ -1,6 +1,6 @@
 """The stored form of an error: one bounded, printable line without secrets (pure but for the settings).
 
-Stored text reaches more people than a log: it is shown on pages, and sent in JSON and in alerts.
+More people see stored text than see a log, because it is shown on pages, and sent in JSON and in alerts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ LONGEST = 500
 
 
 def error_text(error: BaseException) -> str:
-    """Returns the error on one line, ``LONGEST`` characters at most: its type and message; of our own errors the message only."""
+    """Returns the type and message of an error on one line of at most ``LONGEST`` characters.
+
+    For a ``StreamError`` with a message, the type is left out.
+    """
     said = " ".join(str(error).split()).replace("\0", "\ufffd")
     text = said if isinstance(error, StreamError) and said else f"{type(error).__name__}: {said}".rstrip(": ")
     return without_secrets(text)[:LONGEST]

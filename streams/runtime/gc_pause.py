@@ -1,8 +1,8 @@
 """Pauses of the garbage collector while many rows are built at once.
 
-Rows that are being built are all alive and contain no cycles, so a collection during that time finds nothing. Collections
-were two thirds of the cost of reading facts. The pause is short: a bounded batch of rows. Several threads may pause at
-once.
+Rows that are being built are all alive and contain no cycles, so a collection during that time frees nothing.
+Collections took two thirds of the time of reading facts. A pause is short, because it covers one bounded batch of rows.
+Several threads may pause the collector at the same time.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ _was_enabled = False
 
 @cache
 def freeze_objects() -> None:
-    """Excludes all present objects from later collections, once in a process.
+    """Excludes all present objects from later collections. Later calls in the same process do nothing.
 
-    For workers of Spark: their daemon collects garbage after every task, and would each time look at all imported modules.
+    For workers of Spark: their daemon collects garbage after every task, and would visit all imported modules each
+    time.
     """
     gc.freeze()
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Context manager without automatic collection. At the end of the outermost pause the former setting is restored."""
+    """Context manager that turns off automatic collection.
+
+    The end of the last open pause restores the former setting.
+    """
     global _pauses, _was_enabled  # noqa: PLW0603 - the collector is one for the process
     with _lock:
         if _pauses == 0:

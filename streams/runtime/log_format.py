@@ -1,9 +1,9 @@
-"""The form of log lines: one line each, ``key=value`` or JSON.
+"""The form of log entries: one line each, as ``key=value`` or JSON.
 
-It covers our own lines and those of Django, daphne, Twisted, py4j and Python. ``logging_config`` is the value for
-Django's ``LOGGING``. For any input the line stays one line that a terminal can show. Control characters, and those that
-change the direction of text, are escaped. Long values are cut. Secrets that the site names, and passwords in addresses,
-are replaced. Fields of the current connection or request come from structlog's context.
+It applies to our own entries and to those of Django, daphne, Twisted, py4j and Python. ``logging_config`` returns the
+value for Django's ``LOGGING``. Whatever the input, an entry is one line that a terminal can show. Control characters,
+and characters that change the direction of text, are escaped. Long values are cut. Secrets that the site names, and
+passwords in addresses, are replaced. Fields of the current connection or request come from structlog's context.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ __all__ = ["FORMS", "log_uncaught", "logging_config"]
 FORMS = ("key-value", "json")
 LONGEST_VALUE = 2_000
 LONGEST_TRACE = 20_000
-#: Most lines about refused requests within so many seconds, and the characters of one that are written.
+#: The most log entries about refused requests, the period in seconds for which this holds, and the most characters of
+#: one.
 REFUSED_LINES, REFUSED_SECONDS, LONGEST_REFUSED = 10, 10.0, 200
-#: Shorter secrets are not masked: they would hide ordinary words.
+#: Shorter secrets are not masked, because they could occur in ordinary words.
 SHORTEST_SECRET = 6
-#: Characters beyond the cut that are searched, too, so that a secret across the cut is found whole.
+#: The characters after the cut that are searched for secrets, too. So a secret that lies across the cut is found.
 _MORE = 1_000
 _ODD_IN_KEYS = re.compile(r"[^\w.-]")
 EventDict = dict[str, Any]
 
 
 class Cleaner:
-    """The last processor before a line is rendered: bounds, escapes and masks keys and values."""
+    """The last processor of structlog before rendering: shortens, escapes and masks keys and values."""
 
     def __init__(self, form: str, secrets: Iterable[str] = ()) -> None:
         self._is_json = form == "json"
@@ -83,7 +84,7 @@ class Cleaner:
 
 
 def _is_number(value: Any) -> bool:
-    """Returns true for null and for numbers that JSON can hold, so not for infinity."""
+    """Returns true for null, and for numbers that JSON can represent, which excludes infinity and NaN."""
     return value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
 
 
@@ -92,9 +93,9 @@ def _visible(character: str) -> str:
 
 
 class RefusedRequests(logging.Filter):
-    """A filter that bounds what refused requests (4xx and 503) write: the lines, their length, and no trace.
+    """A filter that bounds the log entries of refused requests (status 4xx or 503): their number, length and traceback.
 
-    Any client can cause them, as fast as it sends. Metrics count all of them.
+    Any client can cause such requests, as fast as it sends. Metrics count all of them.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,10 @@ class RefusedRequests(logging.Filter):
         self._bound = LineBound(REFUSED_LINES, REFUSED_SECONDS)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Shortens the line of such a request. Returns false if there were ``REFUSED_LINES`` of them just now."""
+        """Shortens the entry of a refused request and drops its traceback. Returns true for all other entries.
+
+        Returns false, so that the entry is dropped, after ``REFUSED_LINES`` such entries within ``REFUSED_SECONDS``.
+        """
         status = getattr(record, "status_code", 0)
         if not (400 <= status < 500 or status == 503):
             return True
@@ -115,7 +119,10 @@ class RefusedRequests(logging.Filter):
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """A handler for standard error. A line that cannot be formatted is reported as a line, not as a trace between lines."""
+    """A handler for standard error.
+
+    If an entry cannot be formatted, it logs one line that says so instead of a traceback.
+    """
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exc_info()[1], OSError) or self.stream.closed:
@@ -134,7 +141,7 @@ def _add_process(_: Any, __: str, event: EventDict) -> EventDict:
 def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the value for Django's ``LOGGING``, and configures structlog to match it.
 
-    ``form`` is one of ``FORMS``, otherwise ``ValueError`` is raised.
+    Raises ``ValueError`` if ``form`` is not one of ``FORMS``.
     """
     if form not in FORMS:
         raise ValueError(f"{form!r} is no form of log lines: choose {' or '.join(FORMS)}")
@@ -172,10 +179,11 @@ def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[s
         "handlers": {"stderr": {"()": _Stderr, "formatter": "structured", "filters": ["refused_requests"]}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
-            # Django configures handlers of its own, whose lines have another form.
+            # Without this, Django would add handlers of its own, whose entries have another form.
             "django": to_root,
             "django.server": to_root,
-            # Any client may send a wrong Host. It is answered with 400 and counted; a trace for each would fill the log.
+            # Any client may send a wrong Host. The request is answered with 400 and counted. A traceback for each would
+            # fill the log.
             "django.security.DisallowedHost": {"level": "CRITICAL"},
             "py4j": {"level": "WARNING"},  # below that it logs every call
             "twisted": {"level": "WARNING"},  # below that it logs every listener
@@ -184,7 +192,7 @@ def logging_config(form: str, level: str, secrets: Iterable[str] = ()) -> dict[s
 
 
 def log_uncaught() -> None:
-    """Logs what Python would print on standard error: warnings, and uncaught exceptions of any thread."""
+    """Makes Python log what it would print on standard error: warnings, and uncaught exceptions of any thread."""
     logging.captureWarnings(True)
     log = structlog.wrap_logger(logging.getLogger("python"), wrapper_class=structlog.stdlib.BoundLogger)
 

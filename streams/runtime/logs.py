@@ -1,7 +1,7 @@
-"""Structured loggers, always on top of the standard library's ``logging``.
+"""Structured loggers on top of the standard library's ``logging``.
 
-Otherwise a site that does not configure structlog would get our lines on its standard output. Changes of status are
-logged, not the status itself: ``Condition`` logs once when something begins, and once when it is over, with its duration.
+With structlog's own loggers, a site that does not configure structlog would get our entries on its standard output. A
+lasting failure is logged twice only: ``Condition`` logs its beginning, and its end with the duration.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the error's message on one line; its class name if the message is empty."""
+    """Returns the error's message on one line, or the name of its class if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 class Condition:
-    """A failure that lasts for a while, such as an unreachable database. It may be reported any number of times."""
+    """A failure that lasts for a while, such as an unreachable database.
+
+    It may be reported often, and is logged once.
+    """
 
     def __init__(self, log: Any, begins: str, ends: str, **who: Any) -> None:
         self._log = log
@@ -42,21 +45,21 @@ class Condition:
         return self._since is not None
 
     def begins(self, error: BaseException | str, **fields: Any) -> None:
-        """Reports the failure. Logs one line, the first time only."""
+        """Reports that the failure occurs. Only the first report is logged, until ``ends`` is called."""
         if self._since is None:
             self._since = time.monotonic()
             text = error if isinstance(error, str) else one_line(error)
             self._log.warning(self._begins, **self._who, error=text, **fields)
 
     def ends(self, **fields: Any) -> None:
-        """Reports success. Logs one line if there was a failure before."""
+        """Reports success. If a failure was reported before, logs its end with the duration."""
         since, self._since = self._since, None
         if since is not None:
             self._log.info(self._ends, **self._who, seconds=round(time.monotonic() - since, 1), **fields)
 
 
 class LineBound:
-    """A bound on the lines that clients cause: at most ``lines`` within ``seconds``. Beyond that they are only counted."""
+    """A limit for log entries that clients cause: at most ``lines`` entries in each period of ``seconds``."""
 
     def __init__(self, lines: int, seconds: float) -> None:
         self._most, self._seconds = lines, seconds
@@ -64,7 +67,7 @@ class LineBound:
         self._lines = 0
 
     def has_room(self) -> bool:
-        """Returns true if one more line may be written now, and takes its place."""
+        """Counts an entry. Returns true if it may be written, or false if the period already has ``lines`` entries."""
         now = time.monotonic()
         if now >= self._begun + self._seconds:
             self._begun, self._lines = now, 0

@@ -1,8 +1,8 @@
 """Masking of passwords in text that is kept or shown: command lines, addresses, errors (pure).
 
-Masked are the password of an address (``postgresql://user:PASSWORD@host``), and values of ``password=``, ``secret:`` and
-the like in connection strings, queries of addresses, headers and dictionaries. On a command line it is the value after an
-option that names a secret.
+The following is masked: the password of an address (``postgresql://user:PASSWORD@host``), and the values of
+``password=``, ``secret:`` and the like in connection strings, queries of addresses, headers and dictionaries. On a
+command line, the value after an option that names a secret is masked as well.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Sequence
 __all__ = ["BLOT", "masked", "masked_command"]
 
 BLOT = "***"
-#: Up to the last @ of the word: a password may contain one that should have been written as %40.
+#: Matches up to the last @ of a word, because a password may contain an @ that should have been written as %40.
 _IN_ADDRESS = re.compile(r"(://[^\s:/@\"']*:)[^\s\"']{1,1000}(?=@)")
 _NAMED = re.compile(
     r"(?i)(password|passwd|passphrase|\bpwd|\bsecret|\baccess_token|\bapi[_-]?key|\bauthorization)(['\"]?\s*[=:]\s*)"
     r"(?:(?:bearer|basic)\s+)?(?:'(?:[^'\\]|\\.)*'?|\"[^\"]*\"?|[^\s,;&)'\"]+)"
 )
 _OPTION = re.compile(r"(?i)(--?[\w-]*(?:password|passwd|passphrase|secret|token|api-?key)[\w-]*)(=.*)?", re.DOTALL)
-#: Options that name the place of a secret, not the secret.
+#: Options whose value says where a secret is, and is not the secret itself.
 _NAMES_A_PLACE = re.compile(r"(?i)-(?:file|path|env|name|url)$")
 
 

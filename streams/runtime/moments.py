@@ -18,7 +18,7 @@ _LATEST = 2**63 - 1
 def moment_ms(text: str, now_ms: int) -> int:
     """Parses a date, a time, an age before ``now_ms``, or milliseconds, into milliseconds since 1970.
 
-    Raises ``ValueError``. A time without a zone is UTC; a date is its first moment.
+    A time without a zone is in UTC. A date means its first moment. Raises ``ValueError`` for any other text.
     """
     try:
         found = _parsed(text.strip(), now_ms)

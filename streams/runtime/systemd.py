@@ -1,7 +1,7 @@
-"""Messages to the service manager: the process is ready, is alive, or ends. Does nothing without a service manager.
+"""Messages to the service manager (systemd or similar): the process is ready, is alive, or ends.
 
-The manager (systemd, or a program like it) names a socket. Each message is one datagram to it. A message that cannot be
-sent is dropped: a supervisor must not be able to block the process.
+Without a service manager the functions do nothing. The manager names a socket, and each message is one datagram to this
+socket. A message that cannot be sent is dropped, so that the manager cannot block the process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from streams.conf import stream_settings
 __all__ = ["notify", "notify_watchdog"]
 
 READY, STOPPING, ALIVE = "READY=1", "STOPPING=1", "WATCHDOG=1"
-#: Signs of life within the manager's time-out.
+#: The number of signs of life in each time-out of the manager.
 _SIGNS = 3
 
 
@@ -32,7 +32,7 @@ def notify(*words: str) -> None:
 
 
 async def notify_watchdog() -> None:
-    """Sends signs of life until cancelled. Returns at once if the manager does not want any."""
+    """Sends signs of life until it is cancelled. Returns at once if the service manager does not ask for them."""
     given_up_after = stream_settings().watchdog_seconds
     while given_up_after > 0:
         notify(ALIVE)

@@ -1,4 +1,4 @@
-"""Text chosen by clients, made safe for others: labels of metrics and history, texts on pages and terminals (pure)."""
+"""Makes text from clients safe for labels of metrics and history, and for pages and terminals (pure)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class _Known(Sized, Container[str], Protocol):
 
 
 def plain_label(name: str, known: _Known, most: int = MOST_LABELS) -> str:
-    """Returns the name if it is plain, and is in ``known`` or fewer than ``most`` are; else ``other``."""
+    """Returns the name as a label, or ``other`` if it has unusual characters or there are too many labels.
+
+    ``known`` are the labels in use. A name outside ``known`` is accepted while there are fewer than ``most`` labels.
+    """
     is_plain = _PLAIN_NAME.fullmatch(name) and (name in known or len(known) < most)
     return name if is_plain else OTHER
 
@@ -44,5 +47,5 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns the text as `printable` does, but keeps line ends and tabs. For pages."""
+    """Returns the text as `printable` does, but keeps line ends and tabs. This is for pages."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""The version of this program, for the rows that processes write about themselves."""
+"""The version of this program, as it is stored and shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNRELEASED = "unreleased"
 
 @lru_cache(maxsize=1)
 def program_version() -> str:
-    """Returns the installed version; ``UNRELEASED`` for a checkout that was not installed."""
+    """Returns the installed version, or ``UNRELEASED`` if the program runs from a checkout that was not installed."""
     try:
         return metadata.version("replsite")
     except metadata.PackageNotFoundError:

@@ -10,11 +10,12 @@ __all__ = ["WakeUp"]
 
 
 class WakeUp:
-    """A pipe that wakes a waiting thread. It takes no lock, so any thread and any garbage collector's callback may write to it.
+    """A pipe that wakes a waiting thread.
 
-    It is closed with the object and no sooner, so its owner drops the reference instead of closing it. Otherwise: A reads
-    the number of the descriptor, B closes it, C opens a file that gets the number, A writes into C's file. Keep it out of
-    reference cycles: in a cycle it stays open until the garbage collector runs.
+    Writing takes no lock, so any thread may do it, and any callback of the garbage collector. The pipe is closed when
+    this object is freed, and never explicitly: its owner drops the reference. With an explicit close, A reads the
+    number of the descriptor, B closes it, C opens a file that gets the number, and A writes into C's file. Keep the
+    object out of reference cycles: there it would stay open until the garbage collector runs.
     """
 
     def __init__(self) -> None:

@@ -24,15 +24,15 @@ __all__ = ["Command"]
 
 #: Each thread has a database connection of its own.
 MOST_THREADS = 500
-#: The pause of a patient run before it retries.
+#: The pause before a retry, with ``--patient``.
 PATIENCE_SECONDS = 0.5
 
 
 class Command(SiteCommand):
     """The command ``append``: the load generator.
 
-    Exit status 1 for a failed append or facts that are still pending at the end, 2 for unusable arguments, 130 after an
-    interrupt.
+    The exit status is 1 if an append failed or facts are still pending at the end, 2 for unusable arguments, and 130
+    after an interrupt.
     """
 
     help = "Append COUNT made-up facts to a stream: --batch facts per transaction, each under its own ID."
@@ -102,14 +102,14 @@ class Command(SiteCommand):
 
 
 def _passes(error: Exception) -> bool:
-    """Returns true for an error that ends by itself: the writer holds its name again once the database is back."""
+    """Returns true for an error that passes once the database is back and the writer holds its name again."""
     return isinstance(error, (WriterFenced, WriterBusy, *driver.connection_gone)) or isinstance(
         error.__cause__, driver.connection_gone
     )
 
 
 class _Run:
-    """The state of one run that the threads share: the facts left to append, and the first error, which ends all threads."""
+    """The state that the threads of a run share: the number of facts left, and the first error, which ends the run."""
 
     def __init__(self, stream: str, count: int, batch: int, rate: float, *, is_patient: bool = False) -> None:
         self.stream, self.left, self.batch, self.rate = stream, count, batch, rate
@@ -122,8 +122,8 @@ class _Run:
 
     def in_threads(self, number: int) -> None:
         """Appends until no facts are left. Raises the first error of any thread, after all threads have ended."""
-        # Events instead of join(): after an interrupted join(), Python 3.11 takes the thread for ended (a bug), and the next
-        # join() returns at once.
+        # Waits for events instead of join(): after an interrupted join(), Python 3.11 believes that the thread has
+        # ended (a bug), and the next join() returns at once.
         ends = [threading.Event() for _ in range(number)]
         for thread, end in enumerate(ends):
             threading.Thread(target=self._work, args=(thread, end)).start()
@@ -160,9 +160,9 @@ class _Run:
             end.set()
 
     def _append(self, generator: load_generator.LoadGenerator, thread: int, count: int) -> load_generator.LoadGenerator:
-        """Appends ``count`` facts in one transaction. A patient run retries until it succeeds.
+        """Appends ``count`` facts in one transaction. With ``--patient`` it retries until it succeeds.
 
-        Returns the generator for the next batch: a new one after a retry.
+        Returns the generator for the next batch, which is a new one after a retry.
         """
         while True:
             try:
@@ -170,8 +170,8 @@ class _Run:
             except (WriterFenced, WriterBusy, DatabaseError, *driver.connection_gone) as error:
                 if not (self.is_patient and _passes(error)) or self._ended.is_set():
                     raise
-                # COMMIT succeeds on the server; its answer is lost with the connection. The retry then appends the batch a
-                # second time, so a patient run may append more facts than asked for.
+                # If COMMIT succeeded on the server and only its answer was lost, the retry appends the batch a second
+                # time. So a patient run may append more facts than asked for.
                 connections.close_all()
                 self._ended.wait(PATIENCE_SECONDS)
                 generator = load_generator.generator(

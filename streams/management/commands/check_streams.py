@@ -19,7 +19,7 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command ``check_streams``. It compares three numbers of each stream; ``--repair`` moves sequences forward.
+    """The command ``check_streams``. It compares three numbers of each stream. ``--repair`` moves sequences forward.
 
     The numbers are the sequence's value, the highest ID in the tables and the highest stored position.
     """

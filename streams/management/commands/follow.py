@@ -40,7 +40,7 @@ _TEXT_OPTIONS = {
 class Command(SiteCommand):
     """The command ``follow``. It prints facts as they arrive.
 
-    Exit status 0 at the requested end, 1 for a timeout or a wrong server, 2 for unusable arguments.
+    The exit status is 0 at the requested end, 1 for a timeout or a wrong server, and 2 for unusable arguments.
     """
 
     help = "Follow a replication server and print its facts."
@@ -96,7 +96,7 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
-        except OSError as error:  # of the output: after an error of the connection the follower reconnects
+        except OSError as error:  # the output failed; if the connection fails, the follower reconnects by itself
             raise CommandError(f"The output cannot be written: {error.strerror or error}.", returncode=1) from error
         if not reached:
             raise CommandError(
@@ -163,9 +163,10 @@ def _request(options: dict[str, Any]) -> FollowRequest:
 
 
 def _record(options: dict[str, Any]) -> str:
-    """Returns the name of the record, or an empty text without one. Raises `CommandError` for options that exclude a record.
+    """Returns the name under which to record the server, or empty text if ``--record`` was not given.
 
-    This site's own facts are in its tables already, so a record excludes ``--catch-up table``.
+    Raises `CommandError` for options that cannot be combined with ``--record``. One of them is ``--catch-up table``,
+    which reads this site's own facts.
     """
     if not options["record"]:
         return ""
@@ -188,9 +189,9 @@ def _redis(text: str) -> RedisAddress | None:
 
 
 def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
-    """Returns the server's name, from the option or from the Redis channel, which bears that name.
+    """Returns the server's name from ``--server-name``, or from the Redis channel, which has the name of its server.
 
-    Raises `CommandError` if both are given and differ.
+    Raises `CommandError` if both are given and differ. Returns null if neither is given.
     """
     if redis and redis.channel and given not in (None, redis.channel):
         raise CommandError(
@@ -227,9 +228,10 @@ def _http_servers(options: dict[str, Any]) -> HttpServers | None:
 
 
 def _secret(file: Path | None, *, is_ours: bool) -> str:
-    """Returns the secret for catch-up over HTTP: the file's, else the setting's if the server is this site's own.
+    """Returns the secret for catch-up over HTTP from the file.
 
-    The setting is never sent to a foreign server. Raises `CommandError` if the file holds no secret.
+    Without a file, returns the secret of the settings if the server is this site's own, else empty text. So the site's
+    secret is never sent to a foreign server. Raises `CommandError` if the file holds no secret.
     """
     if file is None:
         return stream_settings().replication_secret if is_ours else ""

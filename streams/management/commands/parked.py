@@ -16,7 +16,7 @@ __all__ = ["Command"]
 
 
 class Command(SiteCommand):
-    """The command ``parked``. Exit status 1 if a retried fact failed again, 2 for unusable arguments."""
+    """The command ``parked``. The exit status is 1 if a retried fact failed again, and 2 for unusable arguments."""
 
     help = "List the facts that readers' handlers could not take, retry them, or drop them."
 
@@ -72,8 +72,8 @@ class Command(SiteCommand):
         )
         count = 0
         found_facts = parked_facts(*which)
-        # Raises if the table is missing. With the server-side cursor below, that error would be hidden by another one, about
-        # the lost cursor.
+        # Raises an error if the table is missing. With the server-side cursor below, this error would be hidden by
+        # another one, about the lost cursor.
         found_facts.exists()
         for parked in found_facts.iterator(500):
             count += 1

@@ -1,4 +1,4 @@
-"""``manage.py resync WHAT …``: repairs what fell behind. Apps register the subjects in ``streams.maintenance.subjects``."""
+"""``manage.py resync WHAT …``: repairs stored data. Apps register the subjects in ``streams.maintenance.subjects``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Command"]
 
 
 class Command(MaintenanceCommand):
-    """The command ``resync``, for what cannot continue by itself."""
+    """The command ``resync``. It repairs positions, readers and derived data that cannot recover by themselves."""
 
     name = "resync"
     help = "Set right what cannot go on by itself."

@@ -28,7 +28,8 @@ __all__ = ["Command"]
 class Command(SiteCommand):
     """The command ``runhandlers``.
 
-    Exit status 0 after SIGINT or SIGTERM (with ``--once``: when caught up), 1 if a reader failed, 2 for unknown names.
+    The exit status is 0 after SIGINT or SIGTERM, or with ``--once`` when all readers have caught up. It is 1 if a
+    reader failed, and 2 for unknown names.
     """
 
     help = "Run the handlers of named readers (all by default); see streams.follow. Prints 'ready readers=…' once they run."
@@ -52,7 +53,10 @@ class Command(SiteCommand):
         return not options.get("once")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Runs the readers side by side. The first that fails stops all. Raises `CommandError` with its error."""
+        """Runs the readers side by side.
+
+        If a reader fails, all are stopped, and its error is raised as `CommandError`.
+        """
         load_handlers()
         names = options["readers"] or readers()
         if not names:
@@ -67,7 +71,7 @@ class Command(SiteCommand):
             raise CommandError(str(error), returncode=2) from error
         except StreamError as error:
             raise CommandError(str(error), returncode=1) from error
-        gc.freeze()  # loaded modules stay anyway: this saves the collector from visiting their objects at every chunk
+        gc.freeze()  # loaded modules live until the end: the collector need not visit them each time
         self._run(running, once=options["once"])
 
     def _run(self, running: list[Reader], *, once: bool) -> None:
@@ -98,7 +102,10 @@ class Command(SiteCommand):
             raise CommandError(_words(errors[0]), returncode=1) from errors[0]
 
     def _wait_until_they_run(self, running: list[Reader], threads: list[threading.Thread]) -> None:
-        """Announces readiness once every reader holds its name and knows its start. Later facts are certain to be handled."""
+        """Waits until every reader holds its name and knows its start position, then announces readiness.
+
+        Facts that are appended after this announcement are certain to be handled.
+        """
         for reader, thread in zip(running, threads, strict=True):
             while thread.is_alive() and not reader.is_positioned.wait(0.05):
                 pass

@@ -19,7 +19,7 @@ __all__ = ["Command"]
 class Command(SiteCommand):
     """The command ``runreplication``. It serves followers until SIGINT or SIGTERM.
 
-    Exit status 1 if it cannot start, 2 for unusable arguments.
+    The exit status is 1 if it cannot start, and 2 for unusable arguments.
     """
 
     help = "Serve the replication protocol to followers."
