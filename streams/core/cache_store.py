@@ -1,8 +1,9 @@
 """Stores the values of one cached function (pure). The least recently used are evicted first.
 
 A value is not stored if its key was invalidated while the value was computed. To know this, each computation holds a
-*ticket* for its key. An invalidation marks the tickets of its key as *spoiled*, and the value of a spoiled ticket is not
-stored. Keys that nobody computes at the moment need no such record. May be called from many threads.
+*ticket* for its key. An invalidation marks the tickets of its key as *spoiled*, and the value of a spoiled ticket is
+not stored. A key that nobody is computing has no ticket, so invalidating the key leaves no record. May be called from
+many threads.
 """
 
 from __future__ import annotations

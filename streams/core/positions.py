@@ -1,4 +1,4 @@
-"""Combines stored positions (pure): the linear position of a stream, and the position of each writer as readers see it.
+"""Computes a stream's linear position, and each writer's position as readers see it, from stored positions (pure).
 
 Assumes that the positions of a stream were read in one snapshot.
 """
@@ -63,17 +63,19 @@ def active_and_retired(stored: Mapping[str, Stored]) -> tuple[dict[str, int], di
 
 
 def position_of(have: Mapping[str, int], writer: str) -> int:
-    """Returns the position of the reader ``have`` for a writer.
+    """Returns the position up to which a reader has read the facts of a writer.
 
-    If the writer is new to the reader, returns the reader's lowest position for any writer, or 0 if it has none.
+    ``have`` maps writers to the reader's positions. If the writer is new to the reader, returns the lowest of these
+    positions, or 0 if there is none.
     """
     at = have.get(writer)
     return min(have.values(), default=0) if at is None else at
 
 
 def lowest_unread(have: Mapping[str, int], upto: Mapping[str, int]) -> int | None:
-    """Returns the lowest position from which the reader ``have`` must go on reading to reach ``upto``.
+    """Returns the lowest position from which a reader must go on reading to reach ``upto``.
 
-    Only writers count whose position in ``upto`` lies above the reader's. Returns None if the reader has read everything.
+    ``have`` maps writers to the reader's positions. Writers whose facts up to ``upto`` the reader has read are left
+    out. Returns None if that is so for all writers.
     """
     return min((mine for writer, at in upto.items() if (mine := position_of(have, writer)) < at), default=None)

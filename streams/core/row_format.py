@@ -1,8 +1,9 @@
-"""Formats of the rows that are sent, each described once and used both by Python and as SQL (pure).
+"""Formats of the rows that are sent (pure). The Python code and the SQL of a format follow from one description.
 
 A format says which column stands at which place in the JSON array of an RDATA command. Python builds the row from the
-values of a table row. PostgreSQL can instead write the JSON text of the row, which saves the replication server that work.
-Both ways follow from one description, so they cannot diverge. ``tests/integration/test_line_sql.py`` compares them.
+values of a table row. PostgreSQL can instead write the JSON text of the row, which saves the replication server that
+work. The two cannot diverge, because they have the same description. ``tests/integration/test_line_sql.py`` compares
+them.
 
 PostgreSQL writes compact JSON, but does not escape non-ASCII characters. The sender must escape them.
 """

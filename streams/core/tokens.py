@@ -1,7 +1,8 @@
-"""Tokens: places in a stream, with one position for all writers and further entries for writers that are ahead (pure).
+"""Tokens: places in a stream, with one position for all writers and a higher one for each writer that is ahead (pure).
 
-In its text form a token has a small number for each writer. The caller passes the mapping between the numbers and the
-writers' names. A token of a room (``RoomToken``) may contain a negative position, that of a backfilled event (``t5--7``).
+In its text form a token names each writer by a small number. The caller passes the mapping between the numbers and the
+writers' names. A token of a room (``RoomToken``) may contain a negative position, that of a backfilled event
+(``t5--7``).
 """
 
 from __future__ import annotations

@@ -119,8 +119,9 @@ class PositionTracker:
     def end_fetch(self, fetch: Fetch, ids: Iterable[int]) -> bool:
         """Ends a fetch, and records its IDs as unfinished. ``ids`` is empty if the fetch failed.
 
-        Returns true if there is something to announce. This can be so even without IDs: the fetch held the position back,
-        and now no longer does.
+        Returns true if the control loop has something to do. That is so if the announceable position rose: the open
+        fetch may have held it back. It is also so if the fetch failed, because the sequence may then be ahead of all
+        known IDs.
         """
         with self._lock:
             before = self._real
@@ -136,8 +137,9 @@ class PositionTracker:
     def settle(self, fetch: Fetch, ids: Iterable[int]) -> bool:
         """Ends a fetch and completes its IDs in one step.
 
-        To be called when the transaction that took the IDs has ended. ``ids`` are those that it committed. Returns true if
-        there is something to announce. Ignores IDs that are complete already.
+        To be called when the transaction that took the IDs has ended. ``ids`` are those that it committed. IDs that
+        are complete already are ignored. Returns true if the announceable position rose, or if the call completed no
+        ID.
         """
         with self._lock:
             before = self._real
@@ -203,9 +205,10 @@ class PositionTracker:
         return True
 
     def _thin_out(self) -> None:
-        """Shortens the lists of complete IDs if they have grown long above an unfinished ID.
+        """Shortens the lists of complete IDs if they have grown long. They grow while a lower ID is unfinished.
 
-        Of the complete IDs between two unfinished ones, only the last can become a position, so the others are dropped.
+        Of the complete IDs between two unfinished ones, only the last can become a position, so the others are
+        dropped.
         """
         if max(len(self._finished_above), len(self._real_above)) <= self._thin_at:
             return
@@ -217,11 +220,14 @@ class PositionTracker:
         self._thin_at = max(_FINISHED_LIMIT, 2 * len(self._finished_above), 2 * len(self._real_above))
 
     def _note_real(self, numbers: Iterable[int]) -> None:
-        """Records IDs whose own transactions have ended, so that each of them may become the announced position."""
+        """Records IDs whose transactions have ended. Only such an ID may become the announced position."""
         _insert(self._real_above, [number for number in numbers if number > self._real])
 
     def _raise_own_position(self) -> None:
-        """Raises the own position to the largest finished ID below all unfinished IDs and all IDs that are being fetched."""
+        """Raises the position of this process to its largest complete ID that lies below all open IDs.
+
+        Open are the unfinished IDs, and all IDs that a fetch under way may return.
+        """
         bounds = [self._fetching[0].above + 1] if self._fetching else []  # the oldest fetch has the lowest IDs
         if self._unfinished:
             bounds.append(self._unfinished[0])
@@ -275,13 +281,13 @@ class PositionTracker:
             self._retired[writer] = max(self._positions.pop(writer, 0), self._retired.get(writer, 0), position)
 
     def _learn(self, position: int) -> None:
-        """Records a position that some writer announced. The transaction that took this ID has ended (see ``announceable``)."""
+        """Records a position that a writer announced. The ID at this position is complete (see ``announceable``)."""
         self._max_allocated_seen = max(self._max_allocated_seen, position)
         self._note_real([position])
         self._note_done([position])
 
     def observe(self, position: int) -> bool:
-        """Records a complete ID that belongs to another stream of the same sequence, so that no fact here will ever have it.
+        """Records a complete ID of another stream with the same sequence. No fact of this stream can have that ID.
 
         Returns true if this process now has something to announce on this stream: it is idle, and may claim that ID.
         """
@@ -291,13 +297,19 @@ class PositionTracker:
             return self._real > before
 
     def retire(self, writer: str, position: int = 0) -> None:
-        """Stops counting a writer for the linear position. It will never again write above its last ``position``."""
+        """Retires a writer, so that it no longer holds back the linear position.
+
+        The writer will never again write above its last ``position``.
+        """
         with self._lock:
             self._remove(writer, position)
             self._learn(position)
 
     def _note_done(self, numbers: Iterable[int]) -> None:
-        """Records single IDs as complete, and moves the linear position over gapless runs of them."""
+        """Records IDs as complete, and raises the linear position as far as these IDs and the writers' positions allow.
+
+        Also raises ``own_maximum`` and ``announceable``, which depend on the linear position.
+        """
         for number in numbers:
             if number > self._linear:
                 heapq.heappush(self._known_done, number)
@@ -318,7 +330,7 @@ class PositionTracker:
             del self._real_above[:covered]
 
     def _minimum(self) -> int:
-        """Returns the position up to which every writer that is known here is complete."""
+        """Returns the position up to which the facts of all writers that this process knows are complete."""
         others = [position for name, position in self._positions.items() if name != self._own_name]
         if not others:
             # If no other writer is known, the own position alone proves nothing, because another writer may just have entered.
@@ -420,9 +432,10 @@ class PositionTracker:
 
 
 def _last_of_runs(numbers: list[int], bounds: list[int], settled: int) -> list[int]:
-    """Drops most numbers up to ``settled`` from an ascending list. A run is all numbers between two of ``bounds``.
+    """Shortens an ascending list: drops most of its numbers up to ``settled``.
 
-    Keeps the last number of each run, the last number up to ``settled``, and all numbers above ``settled``.
+    The ``bounds`` divide the numbers into runs. Keeps the last number of each run, the last number up to ``settled``,
+    and all numbers above ``settled``.
     """
     upto = bisect_right(numbers, settled)
     ends = sorted({min(bisect_left(numbers, bound), upto) for bound in bounds} | {upto})

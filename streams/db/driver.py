@@ -262,9 +262,9 @@ def _known_in(cursor: Any) -> dict[str, str]:
 
 
 def _prepared_call(cursor: Any, statement: str) -> str | None:
-    """Returns the EXECUTE call of a statement, and prepares the statement if it is new in this session.
+    """Returns the EXECUTE call of a statement. Prepares the statement if the session has not prepared it yet.
 
-    Returns None if the session has already prepared ``_MOST_PREPARED`` statements.
+    Returns None for a statement that is not prepared, if the session already has ``_MOST_PREPARED`` statements.
     """
     known = _known_in(cursor)
     if (call := known.get(statement)) is not None:
