@@ -263,7 +263,7 @@ class _Appending:
     def _in_callers_transaction(self, message: _Message) -> list[int]:
         """Sends the message inside the caller's transaction, and records its IDs as pending until the transaction ends.
 
-        After an error of the server no row remains, because the message itself commits nothing.
+        If the server reports an error, no row of the message can be committed.
         """
         fetch = self.tracker.begin_fetch(message.count, time.monotonic())
         ids: list[int] | None = None
@@ -302,10 +302,11 @@ class _Appending:
         return given is not None and not given.closed and given.get_transaction_status() in driver.OPEN
 
     def _end_with_transaction(self, fetch: Fetch) -> None:
-        """Holds the position back until the caller's transaction ends.
+        """Keeps the fetch open until the caller's transaction ends. An open fetch holds the position back.
 
-        For a call that was interrupted before the answer arrived: there may be rows under IDs that this process does not
-        know. If the transaction's number cannot be read, the connection is closed, which rolls the transaction back.
+        For a call that was interrupted before the answer arrived: there may be rows under IDs that this process does
+        not know. If the transaction's number cannot be read, the connection is closed, which rolls the transaction
+        back.
         """
         known = False
         try:

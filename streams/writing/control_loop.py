@@ -174,9 +174,10 @@ class ControlLoop:
             self._finish_drain()
 
     def _find_out(self, cursor: Any, now: float) -> None:
-        """Asks the database how transactions ended whose end is unknown.
+        """Asks the database about the transactions of this process whose end is unknown.
 
-        Fences the process if it keeps too many locks of lost messages.
+        Fences the process if it keeps ``MOST_LOCKS_KEPT`` advisory locks or more, each for a message whose answer was
+        lost.
         """
         in_doubt = self._writer.in_doubt
         in_doubt.ask_outcomes(cursor, now)
@@ -190,7 +191,7 @@ class ControlLoop:
             self._stop.set()
 
     def _is_drained(self) -> bool:
-        """Returns true if every transaction has ended and everything is announced."""
+        """Returns true if every transaction of this process has ended and every fact of it is announced."""
         return self._writer.in_doubt.is_empty and not self._due(idle_too=False)
 
     def _wait(self, wake_up: WakeUp) -> None:
@@ -254,7 +255,7 @@ class ControlLoop:
     ) -> None:
         """Applies notifications to the trackers of this process.
 
-        First reads the stored positions of the streams in ``looks``, and applies them too.
+        First reads the stored positions of the streams in ``looks``, and applies these positions.
         """
         # The table is read first: what is read now covers everything that was received. Example: B enters the stream at 5 and
         # reserves 6, and C announces 7. If 7 were applied before B is known, the linear position would pass 6.
@@ -286,10 +287,11 @@ class ControlLoop:
         self._writer.tenure.entering -= came  # only now: after an error, a repetition must find it unchanged
 
     def _advance(self, stream: str, writer: str, position: int, came: Collection[str]) -> None:
-        """Applies one notification to the tracker of its stream.
+        """Applies a writer's announced position to the tracker of the stream, and to those of the sharing streams.
 
-        ``came`` are the streams for which the notification of this process's own entry has come back by now. Until then
-        the notifications of a stream are not applied (``Tenure.entering``).
+        Sharing streams take their IDs from the same sequence. After this process has entered a stream, the stream's
+        tracker ignores positions until the notification of the entry has come back (``Tenure.entering``). ``came`` are
+        the streams for which it has come back by now.
         """
         for other in lookup.get(stream).sharing:
             if (sister := self._writer.trackers.get(other.name)) is not None:
@@ -301,8 +303,8 @@ class ControlLoop:
     def _read_own_positions(self, cursor: Any, streams: Collection[str]) -> dict[str, dict[str, StoredPosition]]:
         """Returns the stored positions of those of ``streams`` that this process writes.
 
-        If the row of this writer on one of them is no longer active, an operator may have asked it to leave. Then a
-        heartbeat is made due at once, which reads whether that is so.
+        If this writer is no longer active on one of them, an operator may have asked the writer to leave. Then makes a
+        heartbeat due at once, which reads whether an operator did.
         """
         trackers = self._writer.trackers
         wanted = [stream for stream in streams if stream in trackers]
@@ -316,9 +318,9 @@ class ControlLoop:
         return found
 
     def _share_positions(self) -> None:
-        """Raises the positions of streams that share a sequence together.
+        """Passes the highest complete ID of each stream on to the other streams with the same sequence.
 
-        An ID that one of these streams has taken is never used by another, so it is complete for all of them.
+        An ID that one of these streams has taken is never used by another, so the ID is complete for all of them.
         """
         trackers = self._writer.trackers
         for stream in [lookup.get(name) for name in list(trackers)]:
@@ -331,10 +333,11 @@ class ControlLoop:
     # --- announce -------------------------------------------------------------------------------------------------
 
     def _due(self, *, idle_too: bool) -> dict[str, tuple[int, int]]:
-        """Returns ``{stream: (position, last own write)}`` for the streams whose position must be announced.
+        """Returns ``{stream: (position, ID of the last own fact)}`` for the streams whose position must be announced.
 
-        If ``idle_too`` is false, returns only streams with a new fact of this process. On the other streams this writer
-        is idle and only follows other writers. Their announcements can wait for the announce interval.
+        If ``idle_too`` is false, returns only streams with a new fact of this process. On the other streams this
+        writer is idle and only follows other writers. The announcements of these streams can wait for the announce
+        interval.
         """
         due = {}
         for stream, tracker in list(self._writer.trackers.items()):
@@ -345,16 +348,17 @@ class ControlLoop:
         return due
 
     def _at_unknown_heads(self) -> list[tuple[str, PositionTracker]]:
-        """Returns the streams with nothing pending here whose sequence may be ahead of all known IDs.
+        """Returns (name, tracker) of the streams whose sequence may be ahead of all known IDs.
 
-        On these streams a failed append may have taken IDs that no process knows.
+        On these streams a failed append may have taken IDs that no process knows, and this process has no other ID
+        pending.
         """
         return [(name, tracker) for name, tracker in list(self._writer.trackers.items()) if tracker.has_lost_ids]
 
     def _find_heads(self, cursor: Any, now: float) -> None:
-        """Takes one ID on each stream of ``_at_unknown_heads`` and completes the ID unused.
+        """Takes one new ID from the sequence of each stream of ``_at_unknown_heads``. Completes this ID without a fact.
 
-        The position may then pass the lost IDs, which lie below this ID.
+        The lost IDs lie below the new ID, so the position may then pass them.
         """
         for name, tracker in self._at_unknown_heads() if now >= self._idle_due else ():
             fetch, ids = tracker.begin_fetch(), []
@@ -396,11 +400,11 @@ class ControlLoop:
         self._idle_due = now + stream_settings().announce_interval_seconds
 
     def _check_sequences(self, cursor: Any, due: Mapping[str, tuple[int, int]]) -> None:
-        """Fences the process if its position on a stream lies above the stream's sequence.
+        """Fences the process if its position on a stream lies above the last ID of the stream's sequence.
 
-        Called if not all announcements were stored. Most often the reason is harmless: the table already has the position.
-        But if the sequence never gave out the ID, the tracker cannot be trusted. Then the process starts again from the
-        tables, under a new lease.
+        Called if not all announcements were stored. Most often the reason is harmless: the table already has the
+        position. But if the sequence never gave out the ID, the tracker cannot be trusted. Then the process starts
+        again from the tables, under a new lease.
         """
         for stream, (position, _) in due.items():
             given_out = lookup.get(stream).sequence_value(cursor)
@@ -410,9 +414,10 @@ class ControlLoop:
                 )
 
     def _may_be_forgotten(self, due: Mapping[str, tuple[int, int]]) -> bool:
-        """Returns true if a crash of the server could make its sequence give out one of these IDs again.
+        """Returns true if this process rolled back an ID at or above one of the positions in ``due``.
 
-        That is so if no commit has written the ID to the disk, because its transaction was rolled back.
+        If no commit has written an ID to the disk, a crash of the server could make the sequence give out the ID
+        again.
         """
         trackers = self._writer.trackers
         return any(position <= trackers[stream].last_rolled_back for stream, (position, _) in due.items())

@@ -113,7 +113,7 @@ def resolve_writer(cursor: Any, name: str, resolved_by: str) -> list[Resolution]
 
 
 def _retire(cursor: Any, name: str, resolved_by: str) -> list[Resolution]:
-    """Retires the writer on all streams. The caller holds both of its locks."""
+    """Retires the writer on all its streams. The caller must hold the writer lock and the append lock of the writer."""
     # First the lease is raised, so that a process that does not know that it lost its lock gets no more IDs. Only then are the
     # tables read: now they hold every row that this writer will ever have committed.
     cursor.execute("UPDATE streams_instance SET lease = lease + 1, state = 'retired' WHERE name = %s", [name])

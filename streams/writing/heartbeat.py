@@ -66,7 +66,10 @@ def beat(cursor: Any, writer: WriterProcess, open_transactions: Sequence[OpenTra
 
 
 def _row(stream: str, writer: WriterProcess, open_transactions: Sequence[OpenTransaction]) -> tuple[Any, ...] | None:
-    """Returns the values to store for one stream, or None if nothing changed since the last heartbeat."""
+    """Returns what to store for one stream: its pending IDs, and how many IDs were committed and rolled back.
+
+    Returns None if nothing changed since the last heartbeat.
+    """
     tracker = writer.trackers[stream]
     written, rolled_back = tracker.take_counts()
     count, first, since, transaction = _pending(tracker, stream, open_transactions)
@@ -91,8 +94,9 @@ def _pending(
 ) -> tuple[int, int | None, float | None, int | None]:
     """Describes the pending IDs of a stream by four values.
 
-    They are: the number of pending IDs, the oldest of these IDs, the time since which it is pending, and the number of its
-    transaction. The last three are None if they are not known, or if nothing is pending.
+    They are: the number of pending IDs, the oldest pending ID, the time of the monotonic clock since which that ID is
+    pending, and the number of the transaction that took that ID. The last three are None if they are not known, or if
+    nothing is pending.
     """
     pending = tracker.pending
     holders = [(record.pending().get(stream), record) for record in open_transactions if not record.ended]

@@ -70,7 +70,7 @@ def _conversions(model: type[Model]) -> tuple[tuple[str, Field[Any, Any], type |
 
 
 def _places(fact: Model, values: list[Any], connection: BaseDatabaseWrapper) -> Iterator[str]:
-    """Yields the text of each column in the VALUES list: a placeholder, or DEFAULT for a field that was not set.
+    """Yields one item of the VALUES list for each column: a placeholder, or DEFAULT for a field that was not set.
 
     Appends the values for the placeholders to ``values``.
     """

@@ -165,7 +165,10 @@ class Reservation:
 
     @staticmethod
     def _lost(writer: WriterProcess, tenure: Tenure) -> WriterFenced:
-        """Returns the error to raise after a lost lease. Fences the process, unless it has taken a newer lease meanwhile."""
+        """Fences the process after it lost its lease, and returns the error to raise.
+
+        Does not fence the process if it has taken a newer lease meanwhile.
+        """
         writer.fenced("its lease is no longer the current one", tenure.lease)
         return writer.fenced_error()
 
@@ -262,7 +265,10 @@ class Reservation:
             )
 
     def _hold_append_lock(self) -> None:
-        """Makes sure that the transaction still holds the append lock and that the lease is still the current one."""
+        """Takes the append lock once more, because a rollback to a savepoint may have released it.
+
+        Raises ``WriterFenced`` unless the lease is still the current one.
+        """
         # A rollback to a savepoint releases the locks that were taken after the savepoint, perhaps also the append lock. Then
         # B may take the name and conclude that no transaction is open, while rows are still to be written here.
         with self._connection.cursor() as cursor:

@@ -94,7 +94,7 @@ def is_changed_in_process(cache: str, key: Key) -> bool:
 
 
 def _open(waiting: Sequence[_Pending]) -> list[_Pending]:
-    """Returns the entries whose transaction is still open on its connection."""
+    """Returns the entries of ``waiting`` whose transaction is still open on its connection."""
     # ``left`` and not ``ended``: it is known at once that a connection has left its transaction. How the transaction ended may
     # be known late or never: A rolls back, and its writer is closed before it has asked the database. If the transaction was
     # committed after all, the cache feed drops the values.
@@ -118,7 +118,10 @@ def _may_drop_here(stream: BoundStream, facts: Sequence[Fact]) -> bool:
 
 
 def _values(table: FactTable, fact: Fact) -> list[Any]:
-    """Returns the values of the table's columns as they are stored. JSON values are as other processes will read them."""
+    """Returns the fact's values for the table's columns, as they are stored.
+
+    JSON values are encoded and decoded, so that they equal what other processes will read.
+    """
     fields = {field.column: field for field in fact._meta.concrete_fields}
     values: list[Any] = []
     for column in table.columns:

@@ -101,7 +101,10 @@ class OpenTransaction:
 
 
 class _CommitHook:
-    """The hook that Django calls after COMMIT. If Django drops it without a call, the database is asked what happened."""
+    """The hook that Django calls after COMMIT.
+
+    If Django drops the hook without a call, the control loop asks the database how the transaction ended.
+    """
 
     def __init__(self, record: OpenTransaction) -> None:
         self.record = record

@@ -5,10 +5,10 @@ The session lock on the name, LISTEN, announcements, heartbeats and questions ab
 When it is lost, the lock is lost and the process is fenced: it may not append until it holds the name again under a new
 lease.
 
-The lock alone is not enough: a process that does not know yet that its lock is gone could still append. Every reservation
-therefore takes the append lock in shared mode, in the caller's own transaction, and then checks that its lease is the
-current one. A new holder of the name waits until it gets the append lock in exclusive mode. Then no older transaction is
-open.
+The lock alone is not enough: a process that does not know yet that its lock is gone could still append. Every
+reservation therefore takes the append lock in shared mode, in the caller's own transaction, and then checks that its
+lease is the current one. A new holder of the name waits until it gets the append lock in exclusive mode. Then no
+transaction of an older lease is open.
 
 Assumes PostgreSQL, one ``WriterProcess`` per process and database alias, and that a forked child makes its own.
 """
@@ -88,9 +88,10 @@ class Condition(StrEnum):
 class Tenure:
     """One period of holding a name: the lease, and the trackers that were started under it.
 
-    Lease and trackers belong together: a tracker must never track an ID that was taken under another lease. ``entering``
-    are the streams that this process has entered, but whose entry notification has not come back yet. Notifications that
-    arrive earlier are ignored: the entry has read all that they say, and they may be of an earlier generation.
+    Lease and trackers belong together: a tracker must never track an ID that was taken under another lease.
+    ``entering`` are the streams that this process has entered, but whose entry notification has not come back yet.
+    Notifications that arrive before the entry notification are ignored. The process has read their content from the
+    table when it entered, and they may be of an earlier generation.
     """
 
     name: str
@@ -251,10 +252,11 @@ class WriterProcess:
         log.info("writer.holds_name", writer=self.name, lease=self.lease)
 
     def _resume(self, left: Collection[str] = ()) -> None:
-        """Enters the streams that an earlier holder of this name has not left.
+        """Enters the streams that an earlier holder of this name has not left, and the streams in ``left``.
 
-        No other process would move the positions of this writer on. ``left`` are streams to enter as well: those that this
-        process wrote before it lost the name. Other processes may have retired this writer on them since.
+        No other process would raise the positions of this writer on them. ``left`` are the streams that this process
+        wrote before it lost the name. Other processes may have retired this writer on these streams since. If the
+        process may no longer write a stream, or has no such stream, this writer is retired there.
         """
         with self.control_cursor() as cursor:
             cursor.execute(leases.ACTIVE_STREAMS, [self.name])
@@ -315,8 +317,8 @@ class WriterProcess:
     def _enter(self, stream: BoundStream) -> tuple[Tenure, PositionTracker]:
         """Enters a stream as ``streams.core.recovery`` describes. Returns the tenure and the tracker.
 
-        The writer's row is committed before its first reservation. Raises ``WriterBusy`` if the start lock is not free in
-        time.
+        Commits the writer's row before the writer reserves an ID on the stream. Raises ``WriterBusy`` if the start
+        lock is not free in time.
         """
         seconds = stream_settings().lease_timeout_seconds
         deadline = time.monotonic() + seconds
@@ -358,7 +360,7 @@ class WriterProcess:
     def _resolve_the_dead(self, cursor: Any, stream: BoundStream) -> None:
         """Retires the dead writers of a stream in memory, other than this writer.
 
-        If none of the others lives, the caller restarts the stream at 0.
+        If no other writer is left then, the caller restarts the stream at 0.
         """
         stored = stored_positions(cursor, [stream.name]).get(stream.name, {})
         for writer in sorted(w for w, at in stored.items() if at.state != RETIRED and w != self.name):
@@ -492,9 +494,9 @@ class WriterProcess:
         return clean
 
     def _leave(self, timeout_seconds: float) -> bool:
-        """Ends the lease, waits until no transaction is open under it, then retires the writer on all streams.
+        """Ends the lease, waits until no transaction under this lease is open, then retires the writer on all streams.
 
-        Returns false if a transaction is still open after the timeout, or if the writer lock was lost.
+        Returns false if such a transaction is still open after the timeout, or if the writer lock was lost.
         """
         trace = dead_writers.Trace.drained(self.drain_asked_by) if self.drain_asked_by else None
         try:
