@@ -39,7 +39,7 @@ RETRY_SECONDS = 1.0
 
 
 class _Cursor:
-    """The positions up to which one stream was read."""
+    """The positions up to which the cache feed has read one stream."""
 
     def __init__(self, generation: int, floor: int) -> None:
         self.generation = generation
@@ -124,10 +124,10 @@ class CacheFeed(Subscriber):
         own.difference_update([number for number in list(own) if number <= read])
 
     def _apply(self, cursor: Any, stream: BoundStream, writer: str, after: int, upto: int) -> None:
-        """Drops the values that the writer's rows with ``after < token <= upto`` invalidate.
+        """Drops the cached values that the writer's rows with ``after < token <= upto`` invalidate.
 
-        Drops all values if the site's rule for a row fails, if facts were trimmed, or if there are more rows than
-        ``MOST_ROWS``. Raises ``DatabaseError``.
+        Drops all cached values if the site's rule for a row fails, if facts were trimmed, or if there are more rows
+        than ``MOST_ROWS``. Raises ``DatabaseError``.
         """
         try:
             begin, count, own = after, 0, self.own_ids(stream.name)

@@ -134,7 +134,7 @@ class NotifyListener(Generic[T]):
             self._deliver(heard)
 
     def _take_nudge(self, wake_up: WakeUp) -> bool:
-        """Empties the pipe. Returns true if ``nudge`` was called since the last time."""
+        """Empties the wake-up pipe. Returns true if ``nudge`` was called since the pipe was emptied last."""
         wake_up.hush()
         # The flag is cleared after the pipe was read. In the other order, A clears the flag, B sets it and writes a byte, and A
         # reads B's byte. From then on each nudge would find the flag set and write nothing.
@@ -142,7 +142,7 @@ class NotifyListener(Generic[T]):
         return nudged
 
     def _deliver(self, heard: list[T]) -> None:
-        """Calls ``on_heard``. If it fails, listening goes on, and the next call gets an empty list."""
+        """Calls ``on_heard``. If ``on_heard`` raises, listening goes on, and the next call gets an empty list."""
         if self._call(lambda: self._on_heard([] if self._missed else heard)):
             self._missed = False
 

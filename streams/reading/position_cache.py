@@ -1,4 +1,4 @@
-"""A cache of the stored positions: the last read of their table, updated by the notifications since then.
+"""A cache of the stored positions. It holds what was last read from the table, updated by the notifications since then.
 
 A notification with a position comes from the session that holds the writer's lock
 (``streams.reading.position_notifications.NotificationFilter``), and is sent by the commit that stores the position. So

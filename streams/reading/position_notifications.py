@@ -125,7 +125,7 @@ class NotificationFilter:
     def _proved(self, session: int, payload: str) -> PositionNotification | None:
         """Returns the notification if its sender can be proved without a query, else None.
 
-        Payloads of sessions that belong to no writer are not even parsed, so that a client that sends 100,000
+        The payload is not even parsed if its session belongs to no writer. So a client that sends 100,000
         notifications a second does not keep this thread busy.
         """
         is_own = self.own is not None and session == self.own[0]
@@ -139,7 +139,7 @@ class NotificationFilter:
         return found if self._words.follow((session, found.writer, found.stream), _words_of(payload)) else None
 
     def _vouched_for(self, session: int, payload: str) -> PositionNotification | None:
-        """Returns the notification if its session holds the writer's lock, else None.
+        """Returns the notification if the session that sent it holds the writer's lock, else None.
 
         Uses the result of the last query, which must have been made after the notification was received.
         """
@@ -154,14 +154,14 @@ class NotificationFilter:
         return found
 
     def _may_be_proved(self, session: int, payload: str) -> bool:
-        """Returns true if the payload looks like a position of a writer other than the caller."""
+        """Returns true if the payload has the form of a position on a known stream, and is not the caller's own."""
         if payload.count(" ") not in (_SPACES, _SPACES_WITH_WORDS) or lookup.find(payload.partition(" ")[0]) is None:
             return False
         return self.own is None or session != self.own[0] or payload.split(" ", 2)[1] != self.own[1]
 
 
 def _words_of(payload: str) -> str:
-    """Returns the part of the payload after the position."""
+    """Returns the one-time secrets ``WORD DIGEST`` at the end of a payload, or an empty text if there are none."""
     return payload.split(" ", 3)[3] if payload.count(" ") == _SPACES_WITH_WORDS else ""
 
 

@@ -1,12 +1,12 @@
-"""Reads stored positions, and lowers those that cannot be true because they lie above the stream's sequence.
+"""Reads stored positions, and lowers wrong ones: those above the last value of the stream's sequence.
 
 The sequence gave out every ID that is complete, so no correct position can lie above the last value of the sequence. A
 wrong position comes from a dump that was put together by hand, from a changed row, or from a mistake of an older program.
 If readers used it, they would skip the facts that get these IDs later: a named reader would store a cursor behind these
 facts, and a cache would keep values that they invalidate.
 
-So such a writer is treated as if it were at the position that was known before. Readers of the stream get no further until
-an operator repairs it. ``manage.py check_streams`` names the stream.
+So such a writer is treated as if it were at the position that was known before. Readers of the stream get no further
+until an operator repairs the stream. ``manage.py check_streams`` names the stream.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _told: dict[tuple[str, str], int] = {}
 
 
 class At(Protocol):
-    """A position of a writer that the caller knew before."""
+    """A writer's position as the caller knew it before."""
 
     @property
     def position(self) -> int: ...
@@ -74,7 +74,11 @@ def positions_and_sequence(cursor: Any, declaration: StreamDeclaration) -> tuple
 def _read(
     cursor: Any, streams: Collection[str] | None, declared: Iterable[StreamDeclaration]
 ) -> tuple[dict[str, dict[str, StoredPosition]], dict[str, int]]:
-    """Returns the stored positions, and ``{stream: last value of its sequence}`` for the sequences that can be read."""
+    """Returns the stored positions, and ``{stream: last value of its sequence}``.
+
+    The second result lacks streams that are in memory or not in ``declared``, and streams whose sequence cannot be
+    read.
+    """
     sequences = {stream.name: stream.sequence for stream in declared if not stream.in_memory}
     cursor.execute(
         _WITH_GIVEN_OUT,
@@ -95,7 +99,11 @@ def _read(
 
 
 def _held(stored: dict[str, StoredPosition], given_out: int, known: Mapping[str, At]) -> dict[str, StoredPosition]:
-    """Returns ``stored`` with all positions above ``given_out`` lowered. Logs each wrong position once."""
+    """Returns ``stored`` with all positions above ``given_out`` lowered. Logs each wrong position once.
+
+    ``given_out`` is the last ID that the stream's sequence gave out. A wrong position is replaced by the writer's
+    position in ``known``, or by the lowest position that is not wrong.
+    """
     wrong = [writer for writer, at in stored.items() if at.position > given_out]
     if not wrong:
         return stored

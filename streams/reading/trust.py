@@ -1,10 +1,10 @@
 """Decides which notifications are trusted, because every role that may connect can send NOTIFY, even a read-only role.
 
 PostgreSQL reports the sending session with each notification, and this cannot be forged. A position is trusted only if
-its session holds the writer's lock. The table ``streams_instance`` says which session that is, and only the site's roles
-may write this table. Replication servers also send one another commands for their followers. Such a command is trusted
-only if the session's role may write the table of positions. Any other notification only causes a read of the table. All
-untrusted notifications within ``LOOK_GAP_SECONDS`` cause only one read.
+the session that sent it holds the writer's lock. The table ``streams_instance`` says which session that is, and only
+the site's roles may write this table. Replication servers also send one another commands for their followers. Such a
+command is trusted only if the session's role may write the table of positions. Any other notification only causes a
+read of the table. All untrusted notifications within ``LOOK_GAP_SECONDS`` cause only one read.
 
 A *word* is a one-time secret: a random text. From a writer's second announcement on, ``OneTimeWords`` saves the query that
 looks up the session. Each announcement contains the digest of the next word, and the next announcement on the stream
@@ -90,7 +90,7 @@ class OneTimeWords:
 
 
 class ReceivedWords:
-    """The digests of words that were received, by session, writer and stream. For one thread at a time."""
+    """The digest of each writer's next word, by session, writer and stream. For one thread at a time."""
 
     def __init__(self) -> None:
         self._told: dict[tuple[int, str, str], str] = {}
@@ -118,9 +118,9 @@ class ReceivedWords:
             self._told.pop(said, None)
 
     def keep(self, speaks_for: Callable[[int, str], bool]) -> None:
-        """Keeps only the digests of sessions that still hold their writer's lock.
+        """Removes the digests of sessions that no longer hold their writer's lock.
 
-        ``speaks_for(session, writer)`` returns whether a session does.
+        ``speaks_for(session, writer)`` must return true if the session holds the lock of this writer.
         """
         self._told = {said: digest for said, digest in self._told.items() if speaks_for(*said[:2])}
 

@@ -244,9 +244,10 @@ class PositionWatcher(PositionListener):
     # --- apply, with ``_applying`` held ---------------------------------------------------------------------------
 
     def _apply(self, find: Callable[[Any], Found], *, everything: bool = False) -> tuple[Found, Exception | None]:
-        """Has all subscribers apply the positions that ``find`` returns.
+        """Has all subscribers apply the positions that ``find`` returns. Returns (positions, error).
 
-        Returns these positions, and the error of ``find`` or of a subscriber that failed, or None.
+        The error is that of ``find``, in which case there are no positions, or that of the last subscriber that
+        failed, or None.
         """
         try:
             with self.cursor() as cursor:
@@ -277,7 +278,10 @@ class PositionWatcher(PositionListener):
             one.lost(error)
 
     def _look_at_everything(self, cursor: Any) -> Found:
-        """Reads all positions, and the epoch, because the database may have been restored while the connection was lost."""
+        """Reads the positions of all streams from the table, and also reads the epoch.
+
+        The database may have been restored while the connection was lost. A new epoch shows this.
+        """
         found = epochs.readable_epoch(cursor)
         if epochs.epoch_changed(self._epoch, found):
             self._known.forget()
@@ -306,7 +310,10 @@ class PositionWatcher(PositionListener):
         return found
 
     def _is_below(self, at: PositionNotification | StoredPosition) -> bool:
-        """Returns true if the position lies below the known one, on a stream that cannot restart at 0."""
+        """Returns true if a position went down: it lies below the known position of the same writer and stream.
+
+        Returns false for a stream that can restart at 0.
+        """
         known = self.known(at.stream).get(at.writer)
         if known is None or at.position is None or _may_begin_anew(at.stream):
             return False

@@ -123,7 +123,11 @@ def _read(stream: BoundStream, token: Token, using: str | None) -> VectorToken:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A stream as this process sees it: by notifications, and by its writer's tracker if it writes the stream."""
+    """The positions of one stream as this process sees them.
+
+    ``heard`` is the tracker to which announced positions are applied. ``own`` is the tracker with which this process
+    writes the stream, or None.
+    """
 
     heard: PositionTracker
     own: PositionTracker | None
