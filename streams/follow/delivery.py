@@ -93,9 +93,10 @@ class Delivery:
     # --- attempts -------------------------------------------------------------------------------------------------
 
     def _attempt(self, chunk: Chunk, goal: VectorToken) -> Exception | None:
-        """Calls the handler and moves the cursor. Returns None, or the handler's error.
+        """Calls the handler and moves the cursor to ``goal``. Returns None, or the handler's error.
 
-        After an error nothing is stored. But a handler that is not ``atomic`` may have had some effects before it failed.
+        After an error nothing is stored. But a handler that is not ``atomic`` may have had some effects before it
+        failed.
         """
         counts = (chunk.fact_count, 0)
         if not self._handler.atomic:
@@ -133,7 +134,7 @@ class Delivery:
         return None
 
     def _guarded(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` in a transaction of its own. Raises ``ConnectionLost`` if the connection broke."""
+        """Calls ``work`` in a transaction of its own. Raises ``ConnectionLost`` if the database connection broke."""
         connection = connections[self._using]
         try:
             with transaction.atomic(using=self._using, durable=True):
@@ -147,7 +148,7 @@ class Delivery:
             raise
 
     def _move(self, token: VectorToken, counts: tuple[int, int]) -> None:
-        """Moves the stored cursor. This is the last statement of the transaction, so that the row is locked only briefly."""
+        """Moves the stored cursor. Must be the last statement of its transaction, to lock the row only briefly."""
         with connections[self._using].cursor() as cursor:
             move_cursor(cursor, self._owner, self._handler.stream, (self.stored, token), counts)
         self._when_committed(token, counts)
@@ -166,7 +167,7 @@ class Delivery:
     def _insist(self, chunk: Chunk, goal: VectorToken, error: Exception) -> None:
         """Retries one fact with growing pauses. After the last attempt, parks the fact or raises ``HandlerFailed``.
 
-        ``on_failure`` of the handler decides between the two. Raises ``Stopped`` if the reader must stop meanwhile.
+        The handler's ``on_failure`` says which. Raises ``Stopped`` if the reader must stop meanwhile.
         """
         handler, attempts, pause_seconds = self._handler, 1, self._handler.retry_seconds
         fact = chunk.facts[0]

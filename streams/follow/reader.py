@@ -131,7 +131,10 @@ class Reader:
             lock.release(self._errors())
 
     def _errors(self) -> dict[str, BaseException]:
-        """Returns the errors that ended handler loops, by stream. Omits ``ReaderFenced``: another process runs the reader."""
+        """Returns the errors that ended handler loops, by stream.
+
+        Omits ``ReaderFenced``, which only means that another process now runs the reader.
+        """
         found = {lane.handler.stream: lane.error for lane in self._lanes if lane.error is not None}
         return {stream: error for stream, error in found.items() if not isinstance(error, ReaderFenced)}
 
@@ -179,7 +182,7 @@ class Reader:
             self.is_positioned.set()
 
     def _lane_ended(self) -> None:
-        """Ends all handler loops if one of them ended with an error: one failed stream stops the whole reader."""
+        """Ends all handler loops if one of them ended with an error. So one error stops the whole reader."""
         if any(lane.error is not None for lane in self._lanes):
             self._end_round()
 

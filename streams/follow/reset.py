@@ -106,9 +106,9 @@ def _check_stream(reader: str, stream: str, streams: list[str]) -> None:
 
 
 def _goal(cursor: Any, reader: str, stream: str, token: VectorToken | None) -> VectorToken:
-    """Returns the token for a cursor: ``token``, or the present position if that is None.
+    """Returns the token to which to set a cursor: ``token``, or the present position if ``token`` is None.
 
-    Raises ``TokenError`` if the reader could not continue from the token.
+    Raises ``TokenError`` if the reader could not continue from this token.
     """
     present = present_token(cursor, stream)
     wanted = present if token is None else token

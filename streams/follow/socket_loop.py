@@ -1,4 +1,4 @@
-"""The handler loop of one stream whose facts come from a replication server. Facts that it missed come from the table.
+"""Runs one handler on the facts that a replication server sends. Facts that the loop missed are read from the table.
 
 Two threads share the work. In the first, an asyncio event loop runs the follower, which is connected to the server. The
 second calls the handler and stores the cursor, so that the connection is kept alive while a chunk is handled.
@@ -131,7 +131,7 @@ class SocketLoop(HandlerLoop):
         return VectorToken.of(linear, {} if self.handler.view is View.LINEAR else follower.positions().get(stream, {}))
 
     async def _store_now_and_then(self, delivery: Delivery, follower: Follower) -> None:
-        """Stores the cursor at every heartbeat, so that the cursor moves on even if no facts arrive."""
+        """Stores the cursor once per heartbeat interval, so that the cursor moves on even if no facts arrive."""
         while True:
             await asyncio.sleep(stream_settings().heartbeat_seconds)
             reached = self._reached(follower)

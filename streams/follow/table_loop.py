@@ -127,8 +127,9 @@ class HandlerLoop:
     def _check_epoch(self, cursor: Any, kept: str, now: str) -> None:
         """Raises ``EpochChanged`` if the database was restored but the handler's effects were not.
 
-        Otherwise stores the new epoch in the cursor. Facts, cursor and effects in the same database were restored together.
-        Effects elsewhere were not restored.
+        ``kept`` is the epoch of the stored cursor, and ``now`` is the present epoch. If an ``atomic`` handler has its
+        effects in the same database, they were restored together with facts and cursor. Then the new epoch is stored
+        in the cursor.
         """
         if kept == now or not now:
             return
@@ -211,10 +212,10 @@ class TableLoop(HandlerLoop):
         self.cursor = batch.cursor
 
     def _wait_for_news(self, delivery: Delivery, cursor: VectorToken) -> None:
-        """Waits for a notification, for at most one heartbeat interval.
+        """Waits for a notification, for at most one heartbeat interval. Then stores the cursor.
 
-        Then stores the cursor, which has moved past a range without facts, unless it was stored less than a heartbeat
-        interval ago.
+        The cursor has moved past a range without facts. It is not stored if this method stored the cursor less than a
+        heartbeat interval ago.
         """
         beat_seconds = stream_settings().heartbeat_seconds
         self._news.wait(beat_seconds)

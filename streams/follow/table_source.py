@@ -36,7 +36,7 @@ class Batch:
 
     @property
     def is_last(self) -> bool:
-        """True if the batch reaches the positions that were read last, so that they must be read again for more facts."""
+        """True if the batch ends at ``target``. Then the positions must be read again to find more facts."""
         return next_range(self.cursor, self.target) is None
 
 
