@@ -94,7 +94,7 @@ _FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_
 
 
 def _for_user(function: str, *, from_leave: bool = False) -> str:
-    """Returns a query that calls the function with the user's access to the room.
+    """Returns a query that calls the page function ``function`` with the user's access to the room.
 
     The access is read in the same query, so access and page come from one snapshot. Use ``from_leave`` only with the
     function that reads back in time. The page of a user who has left then begins at the leave or below. It skips events
