@@ -146,7 +146,10 @@ class SyncToken:
     # --- algebra (of tokens of the same generations) --------------------------------------------------------------
 
     def before_or_equal(self, other: SyncToken) -> bool:
-        """Returns true if ``other`` covers everything that this token covers. This is not a total order."""
+        """Returns true if ``other`` covers everything that this token covers.
+
+        This is not a total order: of two tokens, each may cover facts that the other does not.
+        """
         theirs = other.parts
         return all(stream in theirs and part.before_or_equal(theirs[stream]) for stream, part in self.parts.items())
 
@@ -161,7 +164,7 @@ class SyncToken:
         return self.replace(**ahead) if ahead else self
 
     def merge(self, other: SyncToken) -> SyncToken:
-        """Returns the smallest token that covers both, for two processes that answered the same client."""
+        """Returns the smallest token that covers both tokens, for two processes that answered the same client."""
         parts = dict(self.parts)
         for stream, part in other.parts.items():
             parts[stream] = parts[stream].merge(part) if stream in parts else part
