@@ -32,7 +32,7 @@ class Start:
     """The place beyond which a page begins.
 
     ``back`` is true if the page goes back in time. ``told`` is the vector of a sync token, which limits the page's
-    events. ``told`` is null if the page begins elsewhere.
+    events. ``told`` is null if the page begins at an event, or at an end of the room.
     """
 
     topological: int
