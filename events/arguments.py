@@ -1,8 +1,8 @@
 """Checks the arguments of queries about stored rooms before the database is queried (pure).
 
-A value that cannot be stored (with a NUL or half a surrogate pair, or of more than 255 bytes) cannot be found either. It
-counts as unknown, not as an error. An argument that no query accepts (a limit of 0, a number for an ID) raises
-``InvalidQuery``.
+A value that cannot be stored (with a NUL or half a surrogate pair, or of more than 255 bytes) cannot be found either.
+Such a value counts as unknown, not as an error. An argument that no query accepts (a limit of 0, a number for an ID)
+raises ``InvalidQuery``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The columns of the room tables, in the order in which rows are written (pure).
 
-Live events, the bulk import, restore and repair all write rows in this order. Tables with facts of a stream have the
-position and the writer as additional columns.
+Live events, the bulk import, restore and repair all write rows in this order. Tables with facts of a stream have two
+more columns: the position and the writer.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ _ROOM_VERSION = "11"
 
 @dataclass(slots=True)
 class _Line:
-    """The progress of a generator in its room: the number of events, the latest event, and the state.
+    """The progress of a generator in its room: the number of events, the latest event, and the state after it.
 
-    The next event refers to the latest event and to the state. The generator's ``_Line`` is replaced only after a
-    commit.
+    The next event names the latest event as its prev event, and the events of the state as its auth events. A generator
+    replaces its ``_Line`` only after a commit.
     """
 
     number: int = 0
@@ -61,7 +61,7 @@ class EventLoad:
         return [event.stream_ordering for event in stored]
 
     def _events(self, count: int) -> tuple[list[ParsedEvent], _Line]:
-        """Returns the next events of the room, each on top of the one before, and the ``_Line`` after them."""
+        """Returns the next ``count`` events of the room, each on top of the one before, and the progress after them."""
         line = _Line(self._line.number + count, self._line.last_event, dict(self._line.state))
         found: list[ParsedEvent] = []
         for number in range(self._line.number, line.number):

@@ -1,4 +1,4 @@
-"""Reads a few entries from many state groups, for the auth rules, with the events that the entries name.
+"""Reads, for the auth rules, a few entries from many state groups, and the events that these entries name.
 
 Reads on the given database alias, in the caller's transaction if there is one.
 """
@@ -20,7 +20,7 @@ _EVENTS_PER_QUERY = 1_000
 
 
 def parsed_events(event_ids: Collection[str], using: str = "default") -> dict[str, ParsedEvent]:
-    """Returns the stored events with these IDs, parsed. Missing ones are left out."""
+    """Returns the stored events with these IDs, parsed. IDs that are not stored are left out."""
     found: dict[str, ParsedEvent] = {}
     wanted = sorted(event_ids)
     for start in range(0, len(wanted), _EVENTS_PER_QUERY):
@@ -38,7 +38,7 @@ def _parsed(json: bytes, version: str, event_id: str) -> ParsedEvent:
 
 
 class StoredStates:
-    """The entries with certain keys in the states of some groups, and the parsed events that they name."""
+    """The entries with the given keys in the states of some groups, and the parsed events that these entries name."""
 
     def __init__(self, groups: Iterable[int], keys: Collection[StateKey], using: str = "default") -> None:
         self._entries = entries(sorted(set(groups)), keys, using)
@@ -46,7 +46,10 @@ class StoredStates:
         self._events = parsed_events(named, using)
 
     def state(self, group: int | None) -> Mapping[StateKey, ParsedEvent] | None:
-        """Returns the read entries of a group's state, in the form for the auth rules. Returns null for no group."""
+        """Returns the entries of a group's state that were read, in the form for the auth rules.
+
+        Returns null if ``group`` is null.
+        """
         if group is None:
             return None
         found = self._entries[group].items()

@@ -1,6 +1,7 @@
 """Builds the context of an event's admin page, with a bounded number of queries for any event.
 
-All values are plain text and numbers, and the template escapes them. The page says where a text or a list was cut.
+All values are plain text and numbers, and the template escapes them. If a text or a list was shortened, the page says
+so.
 """
 
 from __future__ import annotations
@@ -106,7 +107,10 @@ def _about(event: Event, links: Mapping[str, EventLink]) -> dict[str, Any]:
 
 
 def _moment(milliseconds: int) -> str:
-    """Returns a time as text. Senders may claim any number of milliseconds."""
+    """Returns a time as text.
+
+    Senders may claim any number of milliseconds. A number that fits no date is returned as a number.
+    """
     try:
         return f"{_EPOCH + timedelta(milliseconds=milliseconds):%Y-%m-%d %H:%M:%S} UTC ({milliseconds} ms)"
     except OverflowError:
@@ -116,7 +120,7 @@ def _moment(milliseconds: int) -> str:
 def event_user(event: Event, user: str, using: str) -> dict[str, Any]:
     """Returns the part of the context that says in words whether the user may see the event.
 
-    It has no answer if ``user`` is empty, and an error message if the question cannot be answered.
+    If ``user`` is empty, this part has no answer. If the question cannot be answered, it has an error message.
     """
     user = user.strip()
     if not user:
@@ -156,7 +160,10 @@ def _json_part(event: Event, stored: EventJson | None, content: dict[str, Any] |
 
 
 def _fits_no_hash(stored: EventJson | None, content: dict[str, Any] | None) -> bool:
-    """Returns true if the content does not match its hash, because the event was pruned here or before it arrived."""
+    """Returns true if the event's content does not match the content hash. Returns false if this cannot be checked.
+
+    True means that the event was pruned, here or before it arrived.
+    """
     if stored is None or content is None:
         return False
     try:
@@ -192,9 +199,10 @@ def _cut(text: str) -> Text:
 
 
 def _edges(event: Event, content: dict[str, Any] | None, using: str) -> list[tuple[str, list[str], bool, str]]:
-    """Returns a title, event IDs, a flag and a text for each list of related events: prev, next and auth events.
+    """Returns the lists of related events: prev events, next events and auth events.
 
-    The flag is true if there are more events than listed. The text is shown if there are none.
+    Each list is a title, event IDs, a flag and a text. The flag is true if there are more events than listed. The text
+    is shown if there are none.
     """
     edges = EventEdge.objects.using(using)
     below = edges.filter(event_id=event.event_id).order_by("prev_event_id")
@@ -230,7 +238,7 @@ def _auth_events(content: dict[str, Any] | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _StatePart:
-    """The state at the event, with one page of the entries after it.
+    """The state before and after an event. ``entries`` has one page of the state after the event.
 
     If there is no state, ``state`` is null and ``trouble`` has the reason.
     """
@@ -243,7 +251,7 @@ class _StatePart:
 
     @classmethod
     def read(cls, event: Event, asked: str | None, using: str) -> _StatePart:
-        """Reads the state at the event, with one page of the state after it."""
+        """Reads the state before and after the event. ``asked`` is the requested page number as text."""
         try:
             found = state_at(event.event_id, using)
         except (ReadingError, StateError) as error:

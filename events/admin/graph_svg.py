@@ -128,8 +128,8 @@ def draw(events: Sequence[PictureEvent], missing: Collection[str] = ()) -> Pictu
 def _order(events: Sequence[PictureEvent]) -> list[PictureEvent]:
     """Returns the events from the top row to the bottom row, each before its prev events.
 
-    Events that the graph leaves unordered are sorted by descending place. If only events in cycles, or below cycles,
-    are left, the event with the highest place comes next.
+    Events that the graph leaves unordered are sorted by descending ``PictureEvent.place``. If only events in cycles, or
+    below cycles, are left, the event with the highest ``place`` comes next.
     """
     by_id = {event.event_id: event for event in events}
     above = dict.fromkeys(by_id, 0)
@@ -158,7 +158,7 @@ def _descending(event: PictureEvent) -> tuple[int, int]:
 
 
 class _Lanes:
-    """The lanes that are in use at a row. Each has the event to which its line leads."""
+    """The lanes that are in use at the current row. For each lane it keeps the event to which the lane's line leads."""
 
     def __init__(self, rows: Mapping[str, int]) -> None:
         self._rows = rows
@@ -167,7 +167,7 @@ class _Lanes:
         self.used = 1
 
     def place(self, event: PictureEvent, row: int, missing: Collection[str]) -> Node:
-        """Returns the node of the event in this row.
+        """Puts the event into the row ``row``, and returns its node.
 
         Ends the lines that lead to the event, and begins lines to its prev events.
         """

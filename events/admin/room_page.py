@@ -129,7 +129,10 @@ def _kind(event: Event) -> Kind:
 
 
 def _drawn(node: Node, event: Event) -> DrawnEvent:
-    """Returns a node with its link and words. The words say everything special, so colour and shape are not needed."""
+    """Returns a node with the link and the words beside it.
+
+    The words say everything that is special about the event, so nobody needs colour or shape to understand the picture.
+    """
     words = ["forward extremity"] if node.event.is_extremity else []
     words += [word for word in link_of(event).words if word != "backfilled"]
     if node.missing:

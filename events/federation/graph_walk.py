@@ -1,8 +1,8 @@
 """Walks down a room's graph, from some events to those before them (pure).
 
-The graph is read in pieces. The caller gives a function that reads events by ID. It may also return earlier events,
-which the walk then does not ask for. Each event is visited once, so a cycle ends. Events that cannot be read are left
-out.
+The graph is read in pieces. The caller gives a function that reads events by ID. This function may also return earlier
+events, so that the walk need not ask for them. Each event is visited once, so a walk into a cycle ends. Events that
+cannot be read are left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Place", "Read", "breadth_first", "deepest_first"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One event of the graph: its ID, its place in the timeline, its prev events, and if it was rejected."""
+    """One event of the graph: its ID, its two orderings, its prev events, and whether it was rejected."""
 
     event_id: str
     topological_ordering: int
@@ -26,7 +26,7 @@ class Place:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Returns the sort key of the room's timeline."""
+        """The sort key of the event in the room's timeline: (topological, stream)."""
         return self.topological_ordering, self.stream_ordering
 
 
@@ -35,7 +35,7 @@ Read = Callable[[Collection[str]], Iterable[Place]]
 
 
 class _Graph:
-    """The part of the graph that was read so far, and the IDs that were visited."""
+    """The part of the graph that was read so far, and the IDs of the events that were visited."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -55,7 +55,7 @@ class _Graph:
 def deepest_first(starts: Collection[str], read: Read) -> Iterator[Place]:
     """Yields the starts and all events below them, in an order close to the timeline read backwards.
 
-    Each step yields the last event in timeline order, among the events that were reached and not yet yielded.
+    The next event is always the last one in timeline order, among the events that were reached and not yet yielded.
     """
     graph = _Graph(read)
     queue = [_turned(place) for place in graph.meet(starts)]

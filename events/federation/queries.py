@@ -1,4 +1,4 @@
-"""Reads rooms for other servers: history before some events, events between two places, and the state at an event.
+"""Reads rooms for other servers: history before given events, events between given events, and states.
 
 Each event is returned as the asking server may see it (``events.federation.visibility``): pruned if the server may not
 see the content. The caller checks first that the server may ask at all
@@ -178,7 +178,7 @@ def _unknown(event_id: str) -> NoReturn:
 def _below_in_auth(event_ids: Sequence[str], room_id: str, using: str) -> list[str]:
     """Returns the IDs of all events in the room that auth edges lead to, directly or not, from ``event_ids``.
 
-    One of ``event_ids`` is included only if auth edges lead to it.
+    An event of ``event_ids`` is itself included only if auth edges lead to it.
     """
     rows = EventAuth.objects.using(using).filter(event_id__in=event_ids).values_list("auth_event_ids", flat=True)
     return _chain([event_id for ids in rows for event_id in ids], room_id, using)
@@ -196,7 +196,10 @@ def _check_room(room_id: str, using: str) -> None:
 
 
 def _reader(room_id: str, using: str) -> Read:
-    """Returns a function that reads the room's graph, piece by piece. Raises ``UnknownRoom``."""
+    """Returns a function that reads events of the room by ID, with some earlier events that they build on.
+
+    Raises ``UnknownRoom``.
+    """
     _check_room(room_id, using)
 
     def read(event_ids: Collection[str]) -> list[Place]:
@@ -212,7 +215,7 @@ def _reader(room_id: str, using: str) -> Read:
 def _first(walk: Iterator[Place], wanted: int) -> list[Place]:
     """Returns the first ``wanted`` events of the walk that are not rejected.
 
-    Fewer are returned if the walk meets too many rejected events.
+    Returns fewer if the walk ends before, or passes through very many rejected events.
     """
     met = islice(walk, wanted * _MET_PER_EVENT)  # ends a walk through very many rejected events
     return list(islice((place for place in met if not place.rejected), wanted))

@@ -1,8 +1,8 @@
-"""Computes what another server sees of stored events. Applies the rule for servers to many events at once.
+"""Computes what another server sees of stored events, for many events at once.
 
-A server sees an event in full or pruned. This depends on the state after the event: the history visibility there and,
-if that is closed, the memberships of the server's users. The states of all events are read by a few queries, however
-many events there are.
+A server sees an event in full or pruned. This depends on the state after the event. If the history visibility in this
+state is closed (neither world-readable nor shared), it depends also on the memberships of the server's users. The
+states of all events are read by a few queries, however many events there are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ SELECT e.event_id, e.state_group, e.outlier, EXISTS (SELECT FROM events_erasedus
 FROM events_event e WHERE e.event_id = ANY(%s)
 """
 
-#: The chains that make up each state group, from its own chain downwards. ``upto`` is the last group of the chain that counts.
+#: The chains that make up each state group, from its own chain downwards. ``upto`` is the last group of a chain that
+#: belongs to the state group.
 _CHAINS = """
 WITH RECURSIVE spans AS (
     SELECT id AS wanted, chain, id AS upto FROM state_stategroup WHERE id = ANY(%s)
@@ -114,9 +115,9 @@ def _verdicts(server: str, event_ids: Sequence[str], using: str) -> Iterable[tup
 def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, set[str | None]]:
     """Returns for each state group the memberships of the server's users in it.
 
-    The search in a group ends at the first user who is joined, so other memberships may be missing then. State groups
-    are stored as chains of deltas (``state.models``). The groups of a room share few chains, so each chain is read
-    once, and not once for each group.
+    The search in a group ends at the first user who is joined, so the group's other memberships may be missing. State
+    groups are stored as chains of deltas (``state.models``). The groups of a room share few chains. So each chain is
+    read once, and not once for each group.
     """
     spans: dict[int, list[tuple[int, int]]] = {}
     highest: dict[int, int] = {}
@@ -135,7 +136,11 @@ def _memberships(server: str, groups: Collection[int], using: str) -> dict[int, 
 def _until_joined(
     spans: Sequence[tuple[int, int]], rows: Mapping[int, Sequence[tuple[int, str, str | None]]]
 ) -> set[str | None]:
-    """Collects the memberships in one group, from the newest row to the oldest, up to the first ``join``."""
+    """Returns the memberships in one state group, read from the newest row to the oldest, up to the first ``join``.
+
+    ``spans`` has the chains that make up the group, each with the last group of the chain that belongs to it. ``rows``
+    has the memberships that each chain stores, newest first.
+    """
     # From the newest row to the oldest: the first row of a user is their membership in this group. The rows of a chain are
     # shared by groups; this one has those up to ``upto``.
     met: set[str] = set()

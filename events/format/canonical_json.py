@@ -47,7 +47,7 @@ def encode_examined(value: Any, *, plain: bool) -> bytes:
 
 
 def examine(value: Any, *, strict: bool = True) -> bool:
-    """Checks a value with all values inside.
+    """Checks a value and all values nested in it.
 
     Returns true if it is plain, so that the fast encoder writes the exact form. Raises ``NotCanonical`` for what JSON
     or the strict rules do not allow. Takes time linear in the size of the value.
@@ -103,6 +103,6 @@ def _check_number(item: Any, strict: bool) -> bool:
 def _shown(number: int) -> str:
     """Returns a number for an error message.
 
-    Of a very long number only the size is given, because printing it takes quadratic time.
+    A very long number is given only by its size, because printing all digits takes quadratic time.
     """
     return str(number) if number.bit_length() < 200 else f"of {number.bit_length()} bits"

@@ -34,7 +34,7 @@ def content_hash(event: Mapping[str, Any], version: RoomVersion, *, plain: bool 
 
 
 def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plain: bool | None = None) -> bool:
-    """Returns true if ``hashes.sha256`` is the content hash. It is not for events that were redacted or tampered with.
+    """Returns true if ``hashes.sha256`` is the content hash, thus false for events that were redacted or tampered with.
 
     The decoded bytes are compared, because servers accept padded and URL-safe base64 as well. A missing or unreadable
     hash never matches. Hashes by other algorithms do not count.
@@ -48,7 +48,7 @@ def content_hash_matches(event: Mapping[str, Any], version: RoomVersion, *, plai
 
 
 def _same_bytes(told: str, right: str) -> bool:
-    """Returns true if ``told`` encodes the same digest as ``right``, perhaps in another form of base64."""
+    """Returns true if the two base64 texts encode the same digest. ``told`` may be padded or URL-safe."""
     if len(told) not in (len(right), _PADDED):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Runs functions on deeply nested values, however deep the caller's own stack is (pure).
+"""Runs functions on deeply nested values, however much of its own stack the caller has used (pure).
 
 An event may be nested 900 levels deep. The interpreter allows about 1,000 nested calls, including those of the parser.
 So a caller deep within its own program might refuse, or fail to read, an event that another process has stored.

@@ -67,9 +67,9 @@ class ParsedEvent(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     ``prev_event_ids`` and ``auth_event_ids`` are in the event's order without repetitions. ``content`` is kept only if
     rules read it later (``ruled_content``), else it is empty. ``json`` has the bytes to store: the received bytes, or
-    the redacted form if ``content_hash_matches`` is false. It may be emptied for ``events.history``, which does not
-    read it. ``rejection_given`` and ``soft_failure_given`` are true if the source stated this part of the verdict, so
-    that the rules are not applied.
+    the redacted form if ``content_hash_matches`` is false. ``json`` may be emptied for ``events.history``, which does
+    not read it. ``rejection_given`` and ``soft_failure_given`` are true if the source stated this part of the verdict,
+    so that the rules are not applied.
     """
 
     event_id: str
@@ -328,7 +328,7 @@ def _parse_wrapped(raw: bytes, wrapper: _Line, versions: Mapping[str, str]) -> P
 
 
 def _split(text: bytes) -> _Line | None:
-    """Returns the wrapper, or null for a bare event."""
+    """Decodes the keys of a line's wrapper. Returns null if the line is a bare event. Raises ``EventRefused``."""
     if not text.startswith(b"{"):
         decode_event(text)  # raises with the reason
     try:
@@ -381,7 +381,7 @@ def _examined(json: bytes, event: Mapping[str, Any], version: RoomVersion) -> bo
 
 
 def _ids(event: Mapping[str, Any], version: RoomVersion, plain: bool, given_id: Any) -> tuple[str, str]:
-    """Returns event ID and room ID. Refuses the event if the stated event ID differs from the computed one."""
+    """Returns event ID and room ID. Raises ``EventRefused``, also if ``given_id`` is not the event's own ID."""
     hashed = version.ids_are_hashes
     event_id = hashes.event_id(event, version, plain=plain) if hashed else identifier(event, "event_id", "$")
     if given_id is not None and given_id != event_id:
@@ -400,7 +400,7 @@ def _redacts(event: Mapping[str, Any], content: Mapping[str, Any], version: Room
 
 
 def _verdict(wrapper: _Line) -> Verdict:
-    """Returns the verdict stated by the wrapper."""
+    """Returns the verdict and the position that the wrapper states."""
     reason, ordering = wrapper.rejected_reason, wrapper.stream_ordering
     soft_failed = wrapper.soft_failed
     if reason is msgspec.UNSET:
@@ -464,7 +464,10 @@ def identifier(event: Mapping[str, Any], name: str, sigil: str = "") -> str:
 
 
 def _is_plain(value: Any, sigil: str) -> TypeGuard[str]:
-    """Returns true for a short ASCII identifier, which most are. Other values may be valid, and need all checks."""
+    """Returns true for a short ASCII identifier with this sigil, as most identifiers are.
+
+    Other values may be valid, too, and need all checks.
+    """
     return (
         type(value) is str
         and len(value) <= IDENTIFIER_LIMIT_BYTES

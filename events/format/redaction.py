@@ -79,7 +79,7 @@ def _kept_content_keys(event_type: Any, version: RoomVersion) -> tuple[str, ...]
 
 
 class _Party(Protocol):
-    """The fields of a redaction and of its target that the rule reads."""
+    """A redaction, or the event that it names, with the fields that ``may_redact`` reads."""
 
     @property
     def event_id(self) -> str: ...

@@ -139,7 +139,7 @@ def _public_key(text: str) -> Ed25519PublicKey:
 
 
 def _is_weak(point: bytes) -> bool:
-    """Returns true for points that servers refuse: those of small order, and those whose y is not below the prime."""
+    """Returns true for a key that servers refuse: a point of small order, or a point whose y is not below the prime."""
     y = int.from_bytes(point, "little") & (2**255 - 1)
     return y >= _P or y in _SMALL_ORDER
 

@@ -76,10 +76,10 @@ def decode_stored(text: bytes) -> dict[str, Any]:
 
 
 def _surely_unique_keys(text: bytes, event: dict[str, Any]) -> bool:
-    """Returns true if the event, written as short as possible, is as long as its text. No key occurred twice then.
+    """Returns true if the event, written as short as possible, is as long as its text.
 
-    Spaces, longer escapes and duplicate keys all make the text longer. A float may be shorter in the text than when it
-    is written again, so texts with floats take the slow path.
+    Then no key occurs twice in the text. Spaces, longer escapes and duplicate keys all make the text longer. A
+    float may be shorter in the text than when it is written again, so texts with floats take the slow path.
     """
     try:
         shortest = orjson.dumps(event)

@@ -421,9 +421,9 @@ class EventVisibility(models.Model):
 
     The kinds ``shown`` and ``hidden`` are rows for single events (``first = last``). They overrule the user's own
     ranges, not the room-wide ones. ``world_before`` and ``shared_before`` mark an event that changes the room to a less
-    open setting. This event is as visible as the part that it ends, unless its sender is erased. ``withheld`` marks an
-    event that nobody sees. ``cut`` ends a user's view: positions above its ``first`` are hidden. While a range
-    ``peekable`` is open, the current state lets everyone read the room.
+    open setting. This event is as visible as the part of the history that it ends, unless its sender is erased.
+    ``withheld`` marks an event that nobody sees. ``cut`` ends a user's view: positions above its ``first`` are hidden.
+    While a range ``peekable`` is open, the current state lets everyone read the room.
 
     Outliers, rejected and soft-failed events are never shown, whatever the ranges are.
     ``events.visibility.predicate_sql`` is the predicate over all of this.

@@ -1,8 +1,10 @@
-"""Holds what a process remembers of the streams, and the callers that wait, and answers questions about both.
+"""Holds the notifier's memory of the streams, and the callers that wait. Answers questions about both.
 
-One lock protects everything. It is held for microseconds and never during a query. So all values that are read under it
-belong to the same moment. ``events.notifier.feed`` reads the rows and adds them. Methods that find callers to wake
-return them, and they are woken after the lock is released. Pure except for the lock.
+One lock protects everything, so all values that are read under the lock belong to the same moment. The lock is held for
+microseconds and never during a query. ``events.notifier.feed`` reads rows and adds them to the memory. A method that
+finds callers to wake returns them, and its caller wakes them after the lock is released.
+
+The position that a stream *shows* is the position in answers: all rows up to it were fed. Pure except for the lock.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ Read = tuple[StreamCache, WriterChanges, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class NotifierFigures:
-    """The size of a process's memory, and counts: ``woken``, ``refused``, and the reasons why memory was cleared or replaced."""
+    """The size of the notifier's memory in this process, and counts of what happened.
+
+    The keys of ``counts`` are ``woken``, ``refused``, and the reasons why memory was cleared or replaced.
+    """
 
     waiting: int
     users: int
@@ -67,7 +72,7 @@ def rooms_of_users(most_users: int) -> CacheStore:
 
 
 class NotifierCache:
-    """The memory of a process. Every method takes the lock itself."""
+    """The notifier's memory in this process. Every method takes the lock itself."""
 
     def __init__(self, limit: int, waiter_limit: int) -> None:
         self.is_kept = False
@@ -127,7 +132,7 @@ class NotifierCache:
             return [name for name in names if self._may_concern(name, user_id, rooms, since.get(name))]
 
     def figures(self) -> NotifierFigures:
-        """Returns how much is remembered, how many callers wait, and counts."""
+        """Returns how much is remembered, how many callers wait, and what was counted."""
         with self._lock:
             entries = {name: sum(map(len, stream.changes.values())) for name, stream in self.streams.items()}
             return NotifierFigures(len(self._waiters), len(self._rooms), entries, Counter(self._counts))
@@ -158,7 +163,7 @@ class NotifierCache:
         """Registers a waiter and returns true. Returns false, without registering, if something may concern it already.
 
         ``since`` has the positions that the waiter knows. Returns None if too many wait already. While nothing is
-        remembered, the waiter is registered without knowing what concerns it, and ``begin`` wakes it.
+        remembered, it is not known what concerns the waiter. Then the waiter is registered, and ``begin`` wakes it.
         """
         # One lock for the question and the registration. A row added between them would be too late for the question,
         # and too early to wake the waiter.
@@ -191,7 +196,7 @@ class NotifierCache:
     # --- feeding ----------------------------------------------------------------------------------------------------
 
     def count(self, what: str) -> None:
-        """Adds 1 to a count."""
+        """Adds 1 to the count ``what`` in ``figures``."""
         with self._lock:
             self._counts[what] += 1
 
@@ -229,15 +234,18 @@ class NotifierCache:
             return self._waiters.take_all()
 
     def learn(self, name: str, positions: Mapping[str, int]) -> None:
-        """Stores the announced positions of a stream's writers. They show only as far as the stream's rows are fed."""
+        """Stores the announced positions of a stream's writers.
+
+        The stream shows these positions only as far as its rows are fed.
+        """
         with self._lock:
             if (stream := self.streams.get(name)) is not None:
                 stream.positions = dict(positions)
 
     def own_written(self, lanes: Iterable[tuple[str, str]]) -> None:
-        """Adds this process to the writers of some streams, before its own facts are fed.
+        """Adds this process to the known writers of some streams, before its own facts are fed.
 
-        ``lanes`` has pairs (stream, writer).
+        ``lanes`` has pairs (stream, instance name of this process).
         """
         with self._lock:
             for name, writer in lanes:
@@ -245,10 +253,10 @@ class NotifierCache:
                     stream.writes(writer)
 
     def remember(self, read: Sequence[Read], met: Mapping[str, frozenset[str]] | None) -> list[RoutedWaiter]:
-        """Adds rows, then raises the positions shown. Removes and returns the waiters that the rows concern.
+        """Adds rows, then raises the positions that the streams show.
 
-        ``met`` has the rooms of each contact that the rows concern. It is None if no caller waited, so that they were
-        not read.
+        Removes and returns the waiters that the rows concern. ``met`` has the rooms of each contact that the rows
+        concern. It is None if these rooms were not read, because no caller waited.
         """
         with self._lock:
             concerns: set[Concern] = set()

@@ -114,9 +114,10 @@ class LastChanges:
         return self._exact(found, since) if found else NOTHING
 
     def _exact(self, found: AbstractSet[str], since: VectorToken) -> frozenset[str]:
-        """Returns which entities of ``found`` changed after the token. All of ``found`` changed after the token's base.
+        """Returns which entities of ``found`` changed after the token.
 
-        Changes of a writer that has an entry in the token count only above this entry.
+        Assumes that all entities of ``found`` changed after the token's base. If the token has an entry for a writer,
+        only changes of this writer above the entry are after the token.
         """
         if not since.entries:
             return frozenset(found)
@@ -128,9 +129,9 @@ class LastChanges:
         return any(of_writer.get(entity, 0) > since.position_of(w) for w, of_writer in self._of_writer.items())
 
     def _make_room(self) -> None:
-        """Removes list entries that a later change replaced.
+        """Removes entries of the list whose entity has changed again since.
 
-        Then drops the oldest changes if there are more than ``limit``.
+        Then drops the oldest changes if more than ``limit`` are left.
         """
         self._log = [entry for entry in self._log if self._of_writer[entry[2]].get(entry[1]) == entry[0]]
         excess = len(self._log) - self.limit

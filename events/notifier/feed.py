@@ -1,10 +1,10 @@
-"""Feeds the memory of a process with the rows of the streams, before positions that cover them are shown.
+"""Feeds the notifier's memory with rows of the streams, before answers give out positions that cover these rows.
 
 There is one ``NotifierFeed`` for each process and database alias, started by the first question. The process's watcher
-(``streams.reading.watcher``) calls the feed with new positions before they show. The feed reads the rows up to these
-positions from the tables, and only then raises the position that it shows (``events.notifier.cache``). Facts that this
-process wrote are fed as soon as it knows that they are complete: by the next question or by the watcher's thread,
-whichever comes first.
+(``streams.reading.watcher``) calls the feed with new positions, before anything in the process shows them. The feed
+reads the rows up to these positions from the tables. Only then it raises the position that its answers give out
+(``events.notifier.cache``). Facts that this process wrote are fed as soon as the process knows that they are complete:
+by the next question or by the watcher's thread, whichever comes first.
 
 The memory is cleared, and filled again from the newest rows, in two cases: if the connection was lost (notifications
 may be missing), or if a stored position is lower than a known one (the database was restored). The memory of a single
@@ -125,16 +125,17 @@ class NotifierFeed(Subscriber):
         return self.memory.concerns(user_id, self.ask(user_id, VectorToken(0)).rooms, since, names)
 
     def figures(self) -> NotifierFigures:
-        """Returns how much is remembered, how many callers wait, and counts."""
+        """Returns how much is remembered, how many callers wait, and what was counted."""
         return self.memory.figures()
 
     def _read_rooms(self, user_id: str, now: VectorToken) -> frozenset[str]:
         return self._asked(lambda cursor: joined_rooms(cursor, user_id, now))
 
     def _ask_the_tables(self, user_id: str) -> UserChanges:
-        """Answers from the tables, if the memory is not filled, or changes faster than the user's rooms can be read.
+        """Answers from the tables instead of the memory, by saying that any room of the user may have changed.
 
-        The answer says that any room of the user, and the memberships, may have changed.
+        Used while the memory is not filled, or if the user's rooms change faster than they can be read. The answer says
+        that the user's memberships may have changed, too.
         """
 
         def look(cursor: Any) -> UserChanges:
@@ -144,9 +145,9 @@ class NotifierFeed(Subscriber):
         return self._asked(look)
 
     def _asked(self, question: Callable[[Any], T]) -> T:
-        """Runs a query on the kept connection and returns its result.
+        """Runs a query on the connection that is kept open, and returns the result.
 
-        If that connection was lost, runs it on a new one.
+        If that connection was lost, runs the query on a new one.
         """
         with self._asking:
             with suppress(*driver.connection_gone), self._asking_connection.cursor() as cursor:
@@ -155,9 +156,9 @@ class NotifierFeed(Subscriber):
                 return question(cursor)
 
     def _stored_position(self, cursor: Any) -> VectorToken:
-        """Returns the stored position of ``events``.
+        """Returns the stored position of the stream ``events``.
 
-        It is raised to cover facts of this process that may not be announced yet.
+        The position is raised to cover facts of this process that may not be announced yet.
         """
         found = possible_positions(cursor, ["events"], {"events": self.watcher.known("events")})
         # A caller continues from these positions, so no cached value that they make outdated may be served after this.
@@ -207,10 +208,10 @@ class NotifierFeed(Subscriber):
         self.feed_own()
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:
-        """Feeds the rows up to these positions.
+        """Feeds the rows up to the positions ``found``.
 
         If the memory is empty, a call with ``everything`` starts a thread that fills it from the newest rows. The next
-        call with ``everything`` feeds what came meanwhile, and answers come from the memory from then on.
+        call with ``everything`` feeds the rows that came meanwhile. From then on, answers come from the memory.
         """
         if self.memory.is_kept:
             self._look(cursor, found, routed_streams() if everything else found)
@@ -224,8 +225,8 @@ class NotifierFeed(Subscriber):
     def prepare(self) -> None:
         """Reads the newest rows of all streams into the memory.
 
-        The next call of ``before`` adds rows that came meanwhile. Reading may take seconds, so this is done where no
-        position has to wait for it.
+        The next call of ``before`` adds rows that came meanwhile. Reading may take seconds. Positions wait for
+        ``before`` and not for this method.
         """
         life = self.memory.life
         with (
@@ -261,7 +262,7 @@ class NotifierFeed(Subscriber):
             raise
 
     def _see_own(self) -> None:
-        """Feeds facts of this process, so that a caller who asks after a commit of this process sees the commit."""
+        """Feeds the facts that this process has completed, so that the next answer includes them."""
         if self._own_reaches():
             with suppress(driver.DatabaseError):  # the memory is cleared then, and questions go to the tables
                 self.feed_own()
@@ -295,7 +296,7 @@ class NotifierFeed(Subscriber):
     def _look(self, cursor: Any, found: Found, names: Iterable[str]) -> None:
         """Feeds the streams ``names`` up to the positions ``found``.
 
-        If a stream is not in the memory yet, or was restarted, its memory is replaced.
+        If a stream is not in the memory yet, or was restarted at 0, its memory is filled from the newest rows instead.
         """
         looked = list(filter(_is_fed, names))
         reaches: Reaches = {}
@@ -317,9 +318,10 @@ class NotifierFeed(Subscriber):
         return max((at.generation for at in stored.values()), default=0) != stream.generation
 
     def _learn(self, name: str, stored: Mapping[str, StoredPosition]) -> Reaches:
-        """Stores the positions of a stream's writers, and returns the position up to which each lane has to be fed.
+        """Stores the positions of a stream's writers, and returns for each lane the position up to which to feed rows.
 
-        The positions show once their rows are fed.
+        A lane is one writer, or all writers together for a stream in memory. Answers give out the positions once the
+        rows up to them are fed.
         """
         stream = self.memory.streams.get(name)
         declaration = registry.get(name).declaration
@@ -332,7 +334,10 @@ class NotifierFeed(Subscriber):
         wake_all(self.memory.replace(self._begun_stream(cursor, name, stored)))
 
     def _feed(self, cursor: Any, reaches: Reaches) -> None:
-        """Reads the rows up to these positions, remembers them, raises the positions shown, and wakes waiting callers."""
+        """Reads the rows up to the positions ``reaches``, and adds them to the memory.
+
+        Raises the positions that answers give out, and wakes the waiting callers that the rows concern.
+        """
         read: list[Read] = []
         for (name, writer), upto in reaches.items():
             stream = self.memory.streams.get(name)
@@ -350,7 +355,7 @@ class NotifierFeed(Subscriber):
         wake_all(self.memory.remember(read, met))
 
     def _rooms_of_contacts(self, cursor: Any, read: Sequence[Read]) -> Mapping[str, frozenset[str]] | None:
-        """Returns the rooms of each contact that the rows concern; None if no caller waits, so that they are not needed."""
+        """Returns the rooms of each contact that the rows concern. Returns None without a query if no caller waits."""
         concerns = [c for stream, _, rows in read for row in rows for c in stream.concerns(row.row)]
         contacts = {entity for kind, entity in concerns if kind is Target.CONTACT}
         if not contacts:
@@ -359,10 +364,10 @@ class NotifierFeed(Subscriber):
 
 
 def _is_fed(stream: str) -> bool:
-    """Returns true if the stream exists and has a rule that says which entities its rows concern."""
+    """Returns true if a stream of this name exists, and has a rule that says which entities its rows concern."""
     return find_rule(stream) is not None and registry.find(stream) is not None
 
 
 def _of_active(stored: Mapping[str, StoredPosition]) -> dict[str, int]:
-    """Returns the positions of writers that are not retired: those that take part in the linear position."""
+    """Returns the positions of the writers that are not retired. Only these positions determine the linear position."""
     return {writer: at.position for writer, at in stored.items() if at.state != RETIRED}

@@ -1,9 +1,9 @@
 """Reads which rooms users were joined to at a position of the stream ``events``.
 
-The current state changes with a commit, and positions cover the commit a moment later. So the table may be ahead of a
-position. Both the table and the changes after the position are read in one statement, and these changes are undone.
+The table of current state changes with a commit, and positions cover the commit a moment later. So the table may be
+ahead of a position. One statement reads the table, and the changes after the position. Then these changes are undone.
 
-Called with a cursor of any connection.
+The functions accept a cursor of any connection.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def joined_rooms_of(
 
 
 def _joined(rows: Iterable[tuple[Any, ...]], at: VectorToken) -> set[tuple[str, str]]:
-    """Returns the pairs (user, room) where the user is joined at the token."""
+    """Returns the pairs (user, room) where the user is joined at the token, from the rows of ``_JOINED``."""
     joined: set[tuple[str, str]] = set()
     before: dict[tuple[str, str], bool] = {}
     covered: dict[tuple[str, str], bool] = {}

@@ -160,7 +160,7 @@ async def await_news(user_id: str, since: Mapping[str, At], timeout_seconds: flo
 
 
 def figures(using: str | None = None) -> NotifierFigures | None:
-    """Returns how much this process remembers, how many callers wait, and counts.
+    """Returns how much this process remembers, how many callers wait, and what was counted.
 
     Returns None before the first question.
     """

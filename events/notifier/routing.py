@@ -1,8 +1,8 @@
 """Maps the rows of each stream to the entities that they concern (pure).
 
 The notifier remembers these entities as changed, and wakes the callers that wait for them. A row concerns a *room* (all
-its joined users), a *user* (that user alone), or a *contact* (a user, and all who share a room with them). A stream has
-no rule if it is not part of sync answers. ``NOT_ROUTED`` has the reason. A new stream is added by
+its joined users), a *user* (that user alone), or a *contact* (a user, and all who share a room with them). Streams that
+are not part of sync answers have no rule. ``NOT_ROUTED`` lists them with the reason. A new stream is added by
 ``events.sync.providers.join_sync``.
 """
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 class Target(Enum):
-    """The type of an entity."""
+    """The kind of entity that a row concerns."""
 
     ROOM = "room"
     USER = "user"
@@ -58,7 +58,7 @@ NOT_ROUTED: Mapping[str, str] = MappingProxyType(
 
 
 def _of_events(row: Any) -> Iterable[Concern]:
-    """Yields the room of a row, and if the row is a membership, also the user.
+    """Yields the room that a row of the stream ``events`` concerns. For a row about a membership, yields also the user.
 
     A row is ``["ev", [event, room, type, state key, …, membership, rejected]]`` or ``["state", [room, type, state key,
     event]]``.
@@ -75,7 +75,10 @@ def _of_events(row: Any) -> Iterable[Concern]:
 
 
 def _of_caches(row: Any) -> Iterable[Concern]:
-    """Yields users who need a full answer, and users whose membership changed, with or without an event."""
+    """Yields the users that a row of the stream ``caches`` concerns.
+
+    These are users whose next answer has to be a full one, and users whose membership changed.
+    """
     if row[0] == RESYNC_USER:
         yield from ((Target.USER, user) for user in row[1] or ())
     elif row[0] == ROOM_STATE:

@@ -31,7 +31,7 @@ class TooFarBehind(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The rows of a stream that the memory begins with.
+    """The rows with which the memory of a stream is filled at the start.
 
     ``floors`` has for each lane the position up to which rows may be missing.
     """
@@ -48,7 +48,7 @@ def lanes_of(declaration: StreamDeclaration, stored: Mapping[str, StoredPosition
 
 
 def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: WriterChanges) -> list[FactRow]:
-    """Returns all rows of a lane in ascending order.
+    """Returns all rows in the range ``lane``, in ascending order.
 
     Raises ``TooFarBehind``, and for a trimmable stream ``ResyncNeeded`` if some rows were trimmed.
     """
@@ -66,7 +66,7 @@ def lane_rows(cursor: Any, declaration: StreamDeclaration, lane: WriterChanges) 
 def newest_rows(cursor: Any, declaration: StreamDeclaration, upto: Mapping[str, int], limit: int) -> Newest:
     """Returns the newest rows of a stream, at most ``limit`` from each table.
 
-    ``upto`` has for each lane the position at which the rows end.
+    ``upto`` has for each lane the highest position that a row may have.
     """
     rows: list[FactRow] = []
     below = 0

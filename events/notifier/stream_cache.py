@@ -1,8 +1,8 @@
-"""Remembers one stream: the position up to which it is fed, and the last change of each entity (pure).
+"""Remembers, for one stream, the position up to which rows were fed, and the last change of each entity (pure).
 
-The stream is fed with the rows of each writer in ascending order. ``token`` rises only after the rows that it covers
-were fed. A stream in memory is fed as a single lane: the rows of all writers in ascending order of IDs, up to the
-linear position. If such a stream is restarted under another generation, its memory is replaced.
+The rows of each writer are fed in ascending order. ``token``, the position in answers, rises only after all rows that
+it covers were fed. A stream in memory is fed as a single lane: the rows of all writers in ascending order of IDs, up to
+the linear position. If such a stream is restarted under another generation, its memory is replaced.
 
 Assumes that the caller holds a lock.
 """
@@ -45,7 +45,7 @@ class WriterChanges:
 
 @dataclass(slots=True)
 class StreamCache:
-    """The memory of one stream."""
+    """The notifier's memory of one stream. ``fed`` has for each lane the position up to which rows were fed."""
 
     name: str
     concerns: Concerns
@@ -70,9 +70,10 @@ class StreamCache:
         return self.generation is not None
 
     def begin(self, floors: Mapping[str, int]) -> None:
-        """Creates an empty index of changes that is complete above ``floors``, and shows the positions in ``fed``.
+        """Creates an empty index of changes, and computes ``token`` from the positions in ``fed``.
 
-        The caller then adds the rows above the floors with ``note``.
+        The index counts as complete above the positions ``floors``. So the caller then has to add all rows above them
+        with ``note``.
         """
         self.changes = {kind: LastChanges(self.limit, floors) for kind in Target}
         self._show()
@@ -87,21 +88,27 @@ class StreamCache:
         return found
 
     def lane(self, writer: str, upto: int) -> WriterChanges | None:
-        """Returns the rows to read before the writer's position ``upto`` may be shown, or None if there are none."""
+        """Returns the range of rows to read before ``token`` may cover the writer's facts up to ``upto``.
+
+        Returns None if the range is empty.
+        """
         after = self.fed.get(writer, self.base)
         return WriterChanges(self.name, writer, after, upto) if upto > after else None
 
     def advance(self, lanes: Iterable[WriterChanges]) -> None:
-        """Records that the rows of these lanes were fed, and raises the position shown.
+        """Records that the rows in the ranges ``lanes`` were fed, and raises ``token``.
 
-        Without lanes, shows only what newly announced or learned positions allow.
+        Without ranges, raises ``token`` only as far as newly stored positions of the writers allow.
         """
         for lane in lanes:
             self.fed[lane.writer] = max(self.fed.get(lane.writer, 0), lane.upto)
         self._show()
 
     def writes(self, writer: str) -> None:
-        """Adds this process to the writers that take part in the linear position, before its own facts are fed."""
+        """Adds the writer to those that take part in the linear position.
+
+        The writer is this process. Call this before the facts of this process are fed.
+        """
         # All writers have retired. B comes back and reserves 5, and this process A commits 6, before either is
         # announced. Without A among the writers, the base would be what was fed, 6, and cover B's 5 unseen.
         self.positions.setdefault(writer, 0)

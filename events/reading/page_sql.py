@@ -48,9 +48,10 @@ def _page(*, back: bool, sees: str, pruned: str) -> str:
     The place is that of the last row that was examined. It is null if the page is full, or if reading ended before
     ``ROWS_READ`` rows because there were no more.
 
-    The page begins beyond (``topological``, ``stream``). ``base``, ``writers`` and ``positions`` are a vector token: it
-    covers everything up to the base, and everything of a named writer up to its position. A page that goes back has
-    only events that the token covers. A page that goes forward has only events that the token does not cover.
+    The parameters ``topological`` and ``stream`` are the place beyond which the page begins. ``base``, ``writers`` and
+    ``positions`` are a vector token. This token covers everything up to the base, and everything of each of the writers
+    up to the writer's position. A page that goes back has only events that the token covers. A page that goes forward
+    has only events that the token does not cover.
     """
     beyond, order = ("<", "DESC") if back else (">", "ASC")
     highest = "(SELECT max(top) FROM unnest(%(positions)s || %(base)s) AS top)"
@@ -94,7 +95,7 @@ _FROM_LEAVE = "access.out_cut IS NOT NULL AND (access.out_cut_depth, access.out_
 
 
 def _for_user(function: str, *, from_leave: bool = False) -> str:
-    """Returns a query that calls the function with the user's access to the room.
+    """Returns a query that calls the page function ``function`` with the user's access to the room.
 
     The access is read in the same query, so access and page come from one snapshot. Use ``from_leave`` only with the
     function that reads back in time. The page of a user who has left then begins at the leave or below. It skips events

@@ -31,8 +31,8 @@ _TEXT_LIMIT = 100_000
 class Start:
     """The place beyond which a page begins.
 
-    ``back`` is true if the page goes back in time. ``told`` is the vector that limits the page's events, if the token
-    has one.
+    ``back`` is true if the page goes back in time. ``told`` is the vector of a sync token, which limits the page's
+    events. ``told`` is null if the page begins at an event, or at an end of the room.
     """
 
     topological: int
@@ -66,7 +66,10 @@ def _parsed(token: str, using: str) -> VectorToken:
 
 
 def _names(token: str, using: str) -> dict[int, str]:
-    """Returns the writers that a token may name, by their numbers."""
+    """Returns the names of the writers of ``events`` by the numbers that stand for them in tokens.
+
+    Returns nothing if the token names no writer.
+    """
     if "~" not in token:
         return {}
     with connections[using].cursor() as cursor:

@@ -139,9 +139,9 @@ def visible_to(user_id: str, event_ids: Iterable[str], using: str = "default") -
 
 
 def _knows_state(user_id: str, event_id: str, using: str) -> bool:
-    """Returns true if the user, who sees the event, may know the full state there.
+    """Returns true if the user may know the full state at the event. Assumes that the user sees the event.
 
-    That is so if the user was joined at the event, or left with it, or if the room was open to them.
+    The user may know the state if they were joined at the event, or left with it, or if the room was open to them.
     """
     (found,) = explain_visibility(user_id, [event_id], using)
     if not isinstance(found, Explanation):
@@ -205,9 +205,9 @@ def _unfiltered_rows(room_id: str, where: Mapping[str, Any], back: bool, using: 
 def _rows_for_user(
     room_id: str, user_id: str, where: Mapping[str, Any], query: str, using: str
 ) -> list[tuple[Any, ...]]:
-    """Returns the rows of a page, after checking the user's access, which each row contains.
+    """Checks the user's access, which is part of each row, and returns the rows of a page without it.
 
-    If messages expire in the room, the query runs again with the time before which they are expired.
+    If messages expire in the room, the query runs again with the time before which messages are expired.
     """
     now_ms = time.time_ns() // 1_000_000
     kept_since: int | None = None
@@ -229,7 +229,7 @@ def _rows(query: str, where: Mapping[str, Any], using: str) -> list[tuple[Any, .
 
 
 def _page_of(rows: Sequence[tuple[Any, ...]], limit: int, back: bool) -> Page:
-    """Returns the page of rows that a query of ``events.reading.page_sql`` returned."""
+    """Builds a page from the rows of a query of ``events.reading.page_sql``."""
     *_, topological, stream = rows[0]  # an empty page is one row of nulls
     events = [served(row, pruned=row[len(SERVED_TYPES)]) for row in rows if row[0] is not None]
     # The query adds JSON to the page without ORDER BY.

@@ -1,8 +1,8 @@
 """Reads the state before and after events, in full or reduced to what a filter accepts.
 
 If the state is not known, the answer says so (``StateUnresolved``); the state is never guessed. Many events are
-answered in rounds of bounded size. A round reads all its events by one query. Their states are read by one more query,
-in parts if they are very large.
+answered in rounds of bounded size. A round reads the state groups of its events by one query, and the states of these
+groups by one more. If the states are very large, they are read in several queries.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ WHERE e.event_id = ANY(%s)
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """An event's state groups; 0 stands for no group."""
+    """The state groups of an event. 0 stands for no group."""
 
     event_id: str
     outlier: bool
@@ -99,7 +99,7 @@ class _Place:
 
     @property
     def before(self) -> int:
-        """Returns the group of the state before the event.
+        """The ID of the state group before the event.
 
         An accepted state event has a state group of its own, which is stored on top of the group before it. For any
         other event the groups before and after are the same.
@@ -121,7 +121,10 @@ def _places(event_ids: Sequence[str], using: str) -> dict[str, _Place]:
 def _states(
     event_ids: Sequence[str], places: dict[str, _Place], using: str, only: StateFilter
 ) -> tuple[dict[str, _Place], dict[int, State]]:
-    """Returns the places of the events, and the states of their groups."""
+    """Returns the state groups of the events, and the states of these groups.
+
+    The groups are normally those in ``places``. If one of them was deleted meanwhile, they are read again.
+    """
     for _ in range(_MOST_TRIES - 1):
         groups = {group for event_id in event_ids if event_id in places for group in places[event_id].groups}
         try:
@@ -133,7 +136,7 @@ def _states(
 
 
 def _parts(event_ids: Sequence[str], places: dict[str, _Place]) -> Iterator[list[str]]:
-    """Yields the events, in their order, in lists whose states fit into memory together."""
+    """Yields the event IDs in their order, in lists whose states together have a bounded number of entries."""
     part: list[str] = []
     sizes: dict[int, int] = {}
     for event_id in event_ids:

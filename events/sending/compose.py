@@ -1,8 +1,8 @@
 """Composes a local event from the sender's input and the event's place in the room (pure).
 
-This fills in references, depth, auth events, hashes and signature. The auth events are chosen from the state before the
-event, by the same rule that receivers apply to check them (``state.rules.auth_selection``). An event that the auth
-rules refuse is not made.
+``compose`` fills in references, depth, auth events, hashes and signature. The auth events are chosen from the state
+before the event, by the same rule that receivers apply to check them (``state.rules.auth_selection``). An event that
+the auth rules refuse is not made.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _no_hash(event_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a new event: the events that it builds on, and the state there.
+    """The place of a new event in the graph: its prev events, and the state after them.
 
     ``opaque`` is a fresh random word for event IDs of room versions 1 and 2. ``reference_hash`` returns the hashes of
     prev and auth events, which only these versions include.
@@ -127,7 +127,7 @@ def _auth_event_ids(new: NewEvent, place: Place) -> list[str]:
 
 
 def _draft(new: NewEvent, place: Place) -> ParsedEvent:
-    """Returns an unfinished event that has only the fields that decide which auth events it needs."""
+    """Returns an unfinished event. It has only the fields by which its auth events are chosen."""
     membership = new.content.get("membership") if new.type == "m.room.member" else None
     return ParsedEvent(
         event_id="",

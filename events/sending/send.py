@@ -191,7 +191,7 @@ class LocalRoom:
 
 
 def _begin(creator: str, version: RoomVersion, setup: RoomSetup, key: SigningKey | None, using: str) -> str:
-    """Stores the create event, and returns the room ID."""
+    """Composes and stores the create event of a new room, and returns the room ID."""
     content = {"room_version": version.name, **setup.content}
     if not version.newer_redactions:
         content = {"creator": creator, **content}
@@ -241,9 +241,9 @@ def _first_events(creator: str, version: RoomVersion, setup: RoomSetup) -> list[
 
 
 class _Speech:
-    """A series of new events for one room, each on top of those before it.
+    """Composes a series of new events for one room, each on top of the one before.
 
-    Locks the room. Assumes that the caller has begun a transaction.
+    Locks the room. Assumes that the caller has begun a transaction, in which the caller then stores the events.
     """
 
     def __init__(self, room_id: str, key: SigningKey | None, using: str) -> None:
@@ -262,10 +262,9 @@ class _Speech:
         self._group = -1
 
     def extremities(self, most: int) -> list[str]:
-        """Returns the room's forward extremities, the deepest ones if there are more than ``most``.
+        """Returns at most ``most`` forward extremities of the room. If there are more, returns the deepest ones.
 
-        They are sorted, the deepest first, if there are more than ``most`` or more than 10. Otherwise they have no
-        order.
+        If the room has more than ``most``, or more than 10, the deepest comes first. Otherwise they have no order.
         """
         if len(self._extremities) <= min(most, MOST_PREV_EVENTS):
             return self._extremities
@@ -276,8 +275,8 @@ class _Speech:
     def stand_on(self, event_ids: Sequence[str]) -> None:
         """Sets the prev events of the next event.
 
-        Raises ``UnknownEvent`` for an event that is not in the room's graph, and ``StateUnresolved`` if the state is
-        not known.
+        Raises ``UnknownEvent`` for an event that is not in the room's graph, and ``StateUnresolved`` if the state after
+        these events is not known.
         """
         ids = list(dict.fromkeys(event_ids))
         events = self._stored.events
@@ -295,7 +294,7 @@ class _Speech:
         self._prev = [events[event_id] for event_id in ids]
 
     def compose(self, new: NewEvent) -> ParsedEvent:
-        """Returns a new event. The next event will build on it."""
+        """Composes and returns a new event, and makes it the only prev event of the next one."""
         event = compose(new, self._place(), self._key)
         self._states.events[event.event_id] = event
         if event.state_key is not None:
@@ -305,10 +304,10 @@ class _Speech:
         return event
 
     def merge(self, extremities: Sequence[str], new: NewEvent) -> list[ParsedEvent]:
-        """Returns events that merge these forward extremities, the deepest first.
+        """Composes and returns events like ``new`` that merge these forward extremities, which come deepest first.
 
-        The first 10 have to be the prev events set by ``stand_on``. Each event after the first also builds on the one
-        before.
+        The caller has set the first 10 extremities as prev events with ``stand_on``. Each new event after the first
+        also builds on the new event before.
         """
         made = [self.compose(new)]
         rest = list(extremities[MOST_PREV_EVENTS:])
@@ -319,7 +318,7 @@ class _Speech:
         return made
 
     def sender_of(self, server: str, event_type: str) -> str | None:
-        """Returns a joined user of the server who may send events of that type here, or null."""
+        """Returns a joined user of the server who may send an event of that type next. Returns null if none may."""
         members = CurrentState.objects.using(self._using).filter(
             room_id=self._room.room_id, type="m.room.member", membership="join", state_key__endswith=f":{server}"
         )
@@ -355,8 +354,8 @@ class _Speech:
 def _stored(made: Sequence[ParsedEvent], using: str, *, late: bool = False) -> list[Persisted]:
     """Stores the events, and returns them.
 
-    Raises ``EventNotAllowed`` for an event that is rejected, and unless ``late`` is true, for one that the current
-    state refuses. The caller's transaction is then rolled back.
+    Raises ``EventNotAllowed`` for an event that is rejected. Raises it also for an event that is soft-failed, unless
+    ``late`` is true. The caller's transaction is then rolled back.
     """
     outcome = persist([_incoming(event) for event in made], using, verified=True)
     if outcome.refused:

@@ -1,6 +1,7 @@
 """Converts sync tokens and stream positions between objects and the text that clients get.
 
-The text has the epoch of the database, and numbers in place of writers' names. Epoch and numbers are stored in tables.
+The text has the epoch of the database, and numbers in place of writers' instance names. Tables store the epoch, and the
+number of each writer.
 """
 
 from __future__ import annotations
@@ -92,15 +93,15 @@ def room_text(token: VectorToken, using: str | None = None) -> str:
 
 
 def _without_unknown(token: VectorToken, numbers: Mapping[str, int]) -> VectorToken:
-    """Returns the token without the entries of writers that have no number yet.
+    """Returns the token without the entries of writers that have no number for tokens yet.
 
-    The newest facts of these writers are then sent again, but none is missed.
+    So the newest facts of these writers are sent again later, but none is missed.
     """
     return VectorToken(token.base, {writer: at for writer, at in token.entries.items() if writer in numbers})
 
 
 def _numbers(using: str | None) -> dict[str, dict[str, int]]:
-    """Returns the number of each writer, by stream and writer."""
+    """Returns the numbers that stand for writers in tokens, as ``{stream: {instance name: number}}``."""
     found: dict[str, dict[str, int]] = {}
     with _cursor(using) as cursor:
         cursor.execute(_NUMBERS)

@@ -11,7 +11,7 @@ and sends it back as ``since``.
   answered in full, as in an initial sync. So streams may be added at any time: nothing is missed and nothing is repeated.
 * **A stream in memory with another generation** was restarted, and counts as missing from the token.
 * **A part for a stream that this program does not know** comes from a newer process, or the stream was removed. It is carried
-  along unread, so that a process that knows the stream finds its position there.
+  along unread, so that a process that knows the stream finds the stream's position there.
 * **A position ahead of ours** comes from a process that knows more, or was made up. Callers that can wait do so
   (``ahead_of``). After that ``bounded_by`` reduces it to what is known. Facts may then come twice, but none is missed.
 * **A token of another epoch** does not apply to the present facts. ``streams.errors.EpochChanged`` is raised, and the
@@ -146,7 +146,10 @@ class SyncToken:
     # --- algebra (of tokens of the same generations) --------------------------------------------------------------
 
     def before_or_equal(self, other: SyncToken) -> bool:
-        """Returns true if ``other`` covers everything that this token covers. This is not a total order."""
+        """Returns true if ``other`` covers everything that this token covers.
+
+        This is not a total order: of two tokens, each may cover facts that the other does not.
+        """
         theirs = other.parts
         return all(stream in theirs and part.before_or_equal(theirs[stream]) for stream, part in self.parts.items())
 
@@ -161,7 +164,7 @@ class SyncToken:
         return self.replace(**ahead) if ahead else self
 
     def merge(self, other: SyncToken) -> SyncToken:
-        """Returns the smallest token that covers both, for two processes that answered the same client."""
+        """Returns the smallest token that covers both tokens, for two processes that answered the same client."""
         parts = dict(self.parts)
         for stream, part in other.parts.items():
             parts[stream] = parts[stream].merge(part) if stream in parts else part

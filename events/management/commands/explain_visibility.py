@@ -1,4 +1,4 @@
-"""``manage.py explain_visibility``: prints if a user sees events, and by which rule."""
+"""``manage.py explain_visibility``: prints whether a user sees events, and by which rule."""
 
 from __future__ import annotations
 

@@ -72,9 +72,10 @@ def _in_words(found: Mapping[str, Any]) -> str:
 
 
 def _room(room_id: str, using: str, *, write: bool) -> dict[str, Any]:
-    """Checks a room, repairs its ranges if ``write`` is true, and returns the result for the output.
+    """Checks the visibility ranges of a room, and returns the result for the output.
 
-    ``known`` in the result is false if the visibility of the room's events cannot be known.
+    If ``write`` is true, repairs the ranges. ``known`` in the result is false if it cannot be computed who may see the
+    room's events.
     """
     found = None
     if can_be_stored(room_id):

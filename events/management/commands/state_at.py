@@ -75,7 +75,7 @@ def _answer(found: StateAt | Exception, states: _States) -> dict[str, Any]:
 class _States:
     """An encoder of states as JSON that keeps its last four results.
 
-    They are often needed again: the state after an event is usually the state before the next event.
+    These results are often needed again: the state after an event is usually the state before the next event.
     """
 
     def __init__(self) -> None:
