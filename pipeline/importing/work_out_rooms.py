@@ -80,7 +80,7 @@ def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
 def _groups(rooms: Iterable[tuple[int, str, int]], most: int) -> Iterator[list[int]]:
     """Yields lists of room numbers. The rooms of a list share a transaction.
 
-    They have at most ``most`` events together. A larger room has a list of its own.
+    The rooms of a list have at most ``most`` events together. A larger room has a list of its own.
     """
     group: list[int] = []
     size = 0
