@@ -1,4 +1,4 @@
 """Bulk and streaming work on Spark.
 
-Executors never import Django. Of the other packages of the site they import only modules without it.
+Executors never import Django. Of the site's other packages they import only modules that do not need Django.
 """

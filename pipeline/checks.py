@@ -1,4 +1,4 @@
-"""System checks of the pipeline: settings of Spark and of the history of jobs that cannot work.
+"""System checks of the pipeline. They report unusable settings of Spark and of the history of jobs.
 
 pipeline.E001   REPLSITE_SPARK_MASTER is no Spark master
 pipeline.E002   REPLSITE_SPARK_CONF is not an object with names of Spark's settings and their values as text

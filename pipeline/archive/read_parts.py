@@ -1,4 +1,4 @@
-"""Opens an archive. All files are checked before any of them is used (no Django)."""
+"""Opens an archive (no Django). All files are checked before any of them is used."""
 
 from __future__ import annotations
 

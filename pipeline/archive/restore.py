@@ -1,8 +1,8 @@
 """Implements the job ``restore``, which puts an archive back. Every file is checked before anything is written.
 
 If the room still exists, its events come back in small transactions, with a pause after each. Events that are stored
-already are left alone. A killed job can be run again: a table that maps archived state groups to new ones shows which
-groups it has copied.
+already are left alone. A killed job can be run again: the table that maps archived state groups to new ones shows which
+groups the killed job has copied.
 
 If the room no longer exists, it comes back as a whole, in one transaction. ``events.maintenance.restore`` has the SQL.
 """
@@ -126,8 +126,9 @@ class _Restore:
     def _check_fit(self, gone: bool) -> None:
         """Checks that the archive can be restored to this database.
 
-        Raises ``ArchiveElsewhere`` if the archive needs a room that is gone, or has positions that this database has
-        not given out yet. Raises ``PurgeRefused`` if a purge of the room was begun and not finished.
+        ``gone`` says that the room no longer exists. Raises ``ArchiveElsewhere`` if the room is gone and the archive
+        has only a part of its history. Also raises ``ArchiveElsewhere`` if the archive has positions that this database
+        has not given out yet. Raises ``PurgeRefused`` if a purge of the room was begun and not finished.
         """
         if gone and self._manifest.cut is not None:
             raise ArchiveElsewhere(
@@ -151,7 +152,7 @@ class _Restore:
     # --- tables -----------------------------------------------------------------------------------------------------
 
     def _temporary(self, cursor: Any) -> None:
-        """Creates the temporary tables, and fills those that take the archive's small tables."""
+        """Creates the temporary tables. Fills all of them except those for events and state groups."""
         self._drop_temporary()
         for name, columns in TEMPORARY.items():
             cursor.execute(f"CREATE TEMPORARY TABLE {name} ({columns})")
@@ -195,7 +196,7 @@ class _Restore:
             cursor.execute("TRUNCATE restored_group, restored_delta")
 
     def _has_mapping(self, cursor: Any) -> bool:
-        """Returns true if a killed job copied the groups and all of them still exist."""
+        """Returns true if a killed job copied the state groups and all the copies still exist."""
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", [self._mapping])
         if not cursor.fetchone()[0]:
             return False
@@ -221,9 +222,9 @@ class _Restore:
 
     @staticmethod
     def _below(needed: set[int], below: list[tuple[int, int | None]]) -> set[int]:
-        """Returns ``needed`` and all groups that these build on.
+        """Returns the state groups in ``needed`` and all groups that these build on.
 
-        ``below`` holds (group, the group that it builds on) by ascending ID.
+        ``below`` holds (group, the group that it builds on), sorted by the first.
         """
         found = set(needed)
         for group, prev in reversed(below):
@@ -239,9 +240,9 @@ class _Restore:
             deque(steps if gone else throttled(steps), maxlen=0)
 
     def _steps(self, count: Count, gone: bool) -> Iterator[None]:
-        """Restores the events in batches, each in a transaction.
+        """Restores the events in batches, each in a transaction. Yields after each batch.
 
-        If the room is missing, these transactions are savepoints of one outer transaction.
+        If the room is gone, these transactions are savepoints of one outer transaction.
         """
         for batch in self._batches("event"):
             with transaction.atomic(using=self._using), connections[self._using].cursor() as cursor:

@@ -4,7 +4,7 @@ The room is read in one snapshot. If there are many events, Spark's executors wr
 does, with the same code. The folder of a finished archive no longer ends in ``.partial``. The next archive of the room
 deletes the folders that killed or failed jobs left.
 
-Callers hold ``events.maintenance.purge_history.purge_lock``, so that nothing is deleted or restored in between.
+Callers hold ``events.maintenance.purge_history.purge_lock``, so that nothing is deleted or restored meanwhile.
 """
 
 from __future__ import annotations

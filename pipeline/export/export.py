@@ -243,7 +243,10 @@ def _checked(target: _Target, days: int) -> TableFigures:
 
 
 def _ranges(low: int | None, high: int | None, rows: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, last) ranges of the key. All have about the same number of rows if the keys have few gaps."""
+    """Divides the keys from ``low`` to ``high`` into ranges. Yields (first key, last key) of each range.
+
+    If the keys have few gaps, all ranges have about the same number of rows. Yields nothing if there are no keys.
+    """
     if low is None or high is None:
         return
     pieces = max(1, min(-(-rows // _ROWS_PER_PIECE), _MOST_PIECES))
@@ -263,7 +266,7 @@ class _Target:
 
 
 def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], target: _Target, done: Any) -> None:
-    """Reads all pieces with Spark, groups the rows by bucket and day, and writes them in the order of the table."""
+    """Reads all pieces with Spark, groups the rows by bucket and day, and writes them sorted as the table says."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - the rest of this module needs no Spark
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql import functions as f  # noqa: PLC0415
@@ -296,7 +299,8 @@ def _write(spark: SparkSession, work: Exporting, pieces: Sequence[ExportPiece], 
 def _why(text: str) -> str:
     """Extracts the reason of a failure from the text of a Spark error.
 
-    If a file could not be written, the reason is the system's message. Otherwise it is the error of our own code.
+    If a file could not be written, the reason is the operating system's message. Otherwise it is the error of our own
+    code.
     """
     found = _IO_ERROR.findall(text)
     return found[-1][:1000] if found else error_summary(text)

@@ -6,11 +6,11 @@ The position that the feeds have reached is stored with the entries. So a range 
 is noticed if events between two ranges were left out.
 
 An event is added to the feed of each local user who is joined to its room now. It is also added for each local user
-whose membership there changed at or after the first event of the range. So it reaches all who were joined when it was
-sent, however late the range is written. A change of a user's membership is always added to that user's feed.
+whose membership there changed at or after the first event of the range. So all who were joined when the event was sent
+get it, however late the range is written. A change of a user's membership is always added to that user's feed.
 
-Feeds contain all events of a room, even those that the user may not see. Readers decide that with the rules that hold
-when they ask.
+Feeds contain all events of a room, even those that the user is not allowed to see. Whoever reads a feed applies the
+rules of visibility that hold at the time of reading.
 """
 
 from __future__ import annotations
@@ -144,7 +144,10 @@ def drop_feeds(cursor: Any, user_id: str | None = None) -> None:
 
 
 def _begin(cursor: Any, stretch: StreamRange) -> tuple[int, bool]:
-    """Returns the position to start at, and whether all feeds were dropped."""
+    """Returns where the part of the range begins that is not in the feeds yet, and whether all feeds were dropped.
+
+    The part consists of the events above the returned position.
+    """
     cursor.execute(_POSITION, {"name": FEEDS})
     row = cursor.fetchone()
     if row is None:

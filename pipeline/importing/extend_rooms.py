@@ -1,11 +1,11 @@
 """Stores new events of rooms that exist, after the new rooms are loaded (driver, with Django).
 
-They are stored as live events are: the room's stored state decides about each event. So what a source states about
-rejection and soft failure is ignored here.
+New events are stored as live events are: the room's stored state decides about each event. So what a source states
+about rejection and soft failure is ignored here.
 
-History comes first, from the newest event to the oldest, as when it is requested from another server. Each batch
-continues the gap that the previous batch left, and positions on the backward stream keep the order. The outcome of a
-batch is stored in the batch's own transaction.
+Batches of history come first, from the newest batch to the oldest, as when history is requested from another server.
+Within such a batch, the oldest event comes first. Each batch continues the gap that the previous batch left, and
+positions on the stream ``backfill`` keep the order. The outcome of a batch is stored in the batch's own transaction.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def extend_rooms(run: JobRun) -> None:
 def _next(cursor: Any, names: dict[str, str]) -> list[Any]:
     """Returns the rows of the next batch.
 
-    A batch is either history, oldest event first, or live events, in the order in which they are to be stored.
+    The rows are in the order in which their events are to be stored. A batch is either history, with the oldest event
+    first, or live events.
     """
     cursor.execute(_NEXT.format(**names), [EVENTS_PER_BATCH])
     rows = cursor.fetchall()

@@ -343,7 +343,7 @@ class _Import:
             return store_broken(cursor, self._job, self._parts, [scan.lines for scan in scans])
 
     def _ready_rooms(self) -> list[LoadedRoom]:
-        """Returns the rooms that can be loaded now. Loaders call this, never two at a time."""
+        """Returns the rooms that can be loaded now. Called by loaders, but never by two of them at the same time."""
         with self._cursor() as cursor:
             rooms = ready_rooms(cursor, self._job)
             worked_out = self._counter("result_room", "sum(events)")()
@@ -353,7 +353,7 @@ class _Import:
         return rooms
 
     def _load(self, loading: LoaderThreads) -> set[str]:
-        """Waits until the remaining rooms are loaded. Returns the rooms that were left out (see `load_batch`)."""
+        """Waits until the remaining rooms are loaded. Returns the IDs of the rooms that ``load_batch`` left out."""
         with self._cursor() as cursor:
             left = sum(room.events for room in ready_rooms(cursor, self._job))
         lost: set[str] = set()
@@ -382,9 +382,9 @@ class _Import:
         )
 
     def _counter(self, table: str, what: str) -> Callable[[], int]:
-        """Returns a function that reads one figure of a staging table.
+        """Returns a function that queries a staging table for the value of ``what``, an SQL aggregate such as a sum.
 
-        The function may be called in the reporting thread, which has its own connection.
+        The function may be called in the reporting thread, which has a connection of its own.
         """
 
         def count() -> int:

@@ -5,8 +5,8 @@ the process is killed, each room is either loaded and recorded, or not begun. Th
 after the commit.
 
 Stream IDs ascend over all events of a batch in the order of the stream orderings that the source gives. Events without
-one come last, in the order of the lines. On the backward stream IDs go from the newest event to the oldest, so that the
-order is kept there too.
+a stream ordering come last, in the order of the lines. On the stream ``backfill`` the newest event gets the lowest ID.
+Stream orderings are the negative IDs there, so they keep the order too.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class _Batch:
         return {row[0] for row in self._cursor.fetchall()}
 
     def load(self) -> None:
-        """Inserts all other rows of the rooms, and reserves the stream IDs for that."""
+        """Inserts the rows of the rooms in all other tables, and reserves stream IDs for the events."""
         self._cursor.execute(ROOMY)
         for sql in (*_PLAIN, _MAP_GROUPS):
             self._run(sql)

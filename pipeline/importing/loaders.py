@@ -85,7 +85,10 @@ class ReadyRooms:
         return self._events_left >= self._events
 
     def _queue_ready(self) -> None:
-        """Calls ``look`` and queues the new rooms. Does nothing if the last call was too recent."""
+        """Calls ``look`` for the rooms that can be loaded now, and queues those that were not queued before.
+
+        While rooms are still computed, does nothing if the last call of ``look`` was too recent.
+        """
         # Read the flag before the query. In the other order: the query misses room R, then R is finished and the flag
         # is set, and the flag read here says that all rooms were seen. R would never be handed out.
         complete = self._all_worked_out.is_set()
@@ -101,7 +104,7 @@ class ReadyRooms:
 
 
 class LoaderThreads:
-    """The loader threads of a job. They run from ``begin`` until all rooms are loaded, or until the block ends."""
+    """The loader threads of a job. They run from ``begin`` until all rooms are loaded or the ``with`` block ends."""
 
     def __init__(self, job: int, rooms: ReadyRooms, using: str, loaders: int) -> None:
         self._job, self._rooms, self._using = job, rooms, using
@@ -152,7 +155,7 @@ class LoaderThreads:
                 yield done
 
     def _load(self) -> None:
-        """Loads batches until none are left, the block ends, or a loader fails."""
+        """Loads batches until none are left, the ``with`` block ends, or a loader fails."""
         try:
             while not self._ended.is_set() and (rooms := self._rooms.take()) is not None:
                 if rooms:

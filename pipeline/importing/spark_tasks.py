@@ -1,7 +1,8 @@
 """The Spark tasks of an import: one for each part of a source, and one for each pack of rooms.
 
-Tasks are numbered, and Spark starts them in that order. Packs of large rooms come first. Executors import the code of
-tasks by name from modules without Django, so a task carries plain values only.
+A pack is a list of rooms that one task computes. Tasks are numbered, and Spark starts them in the order of the numbers.
+Packs of large rooms come first. Executors import the code of tasks by name from modules without Django, so a task
+carries plain values only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The staged events of one room, for the rules of ``events.history``: all in memory, or a chunk at a time (no Django)."""
+"""The staged events of one room, as ``events.history`` reads them to compute the room's rows (no Django).
+
+``EventsInMemory`` holds all events in memory. ``StagedEvents`` reads a chunk at a time.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,11 @@ class EventsInMemory(GivenEvents):
     """Events of a room that are all in memory."""
 
     def __init__(self, places: Sequence[int], given: Sequence[int | None], events: Sequence[ParsedEvent]) -> None:
-        """Takes for each event its place, the stream ordering that the source gave, and the event."""
+        """Takes three sequences with one item for each event.
+
+        ``places`` are the places in the input. ``given`` are the stream orderings that the source gave. ``events`` are
+        the events.
+        """
         self._places, self._given = places, given
         super().__init__(events)
 
@@ -55,9 +62,9 @@ class StagedEvents:
     """Events of a room that are read from a job's staging tables on demand."""
 
     def __init__(self, connection: Any, job: int, room_no: int, stream_ordering: int | None) -> None:
-        """Reads the places and stream orderings of all events.
+        """Reads the place in the input and the stream ordering of every event.
 
-        If ``stream_ordering`` is given, the events get it in place of their own when they are read.
+        If ``stream_ordering`` is not null, every event that is read later gets this stream ordering instead of its own.
         """
         self._connection = connection
         self._kept, self._event = table_name(job, "kept"), table_name(job, STAGED_EVENTS.name)
@@ -104,7 +111,7 @@ class StagedEvents:
         return [found[place] for place in places]
 
     def _fetch(self, places: Sequence[int]) -> Iterator[ParsedEvent]:
-        """Yields the events at these places, in the order of ``places``. Equal names in them share one string."""
+        """Yields the events at these places in the input, in the order of ``places``. All share one room ID string."""
         sql = f"SELECT seq, stream_ordering, packed FROM {self._event} WHERE seq = ANY(%s)"
         rows = {place: (given, packed) for place, given, packed in self._rows(sql, places)}
         unpack, everywhere = Unpacker(self.room_id).unpack, self._stream_ordering

@@ -80,7 +80,7 @@ def stage_rooms(work: RoomWork, rooms: Sequence[tuple[int, str, int]]) -> int:
 def _groups(rooms: Iterable[tuple[int, str, int]], most: int) -> Iterator[list[int]]:
     """Yields lists of room numbers. The rooms of a list share a transaction.
 
-    They have at most ``most`` events together. A larger room has a list of its own.
+    The rooms of a list have at most ``most`` events together. A larger room has a list of its own.
     """
     group: list[int] = []
     size = 0
@@ -115,9 +115,10 @@ def _stage_group(connection: Any, work: RoomWork, numbers: Sequence[int]) -> int
 
 
 def _read(connection: Any, work: RoomWork, numbers: Sequence[int]) -> Iterator[tuple[int, EventsInMemory]]:
-    """Yields each room with its events.
+    """Yields (room number, events of the room).
 
-    Events are ordered by stream ordering, then by place in the input. Events without a stream ordering come last.
+    The events of a room are ordered by stream ordering, then by place in the input. Events without a stream ordering
+    come last.
     """
     # Sort the short rows of ``kept`` first, then look up each staged event. OFFSET 0 keeps the planner from turning this into
     # a join that reads the events of all rooms.
@@ -154,7 +155,7 @@ def _stage_large(connection: Any, work: RoomWork, number: int, events: int) -> i
 
 
 class _Progress:
-    """Progress of a large room, in the table ``working``.
+    """Progress of a large room, in the staging table ``working``.
 
     An event counts half when its event auth is done, and half when its rows are written.
     """
@@ -189,7 +190,7 @@ class _Results:
         self._events: list[list[Any]] = [[] for _ in _RESULT_EVENT.columns]
 
     def add(self, name: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Adds rows of a table, each in the order of its columns."""
+        """Adds rows for the table ``name``. The values of each row are in the order of the table's columns."""
         table, waiting = self._rows[name]
         left = iter(rows)
         while more := list(itertools.islice(left, _ROWS_PER_COPY - len(waiting))):
@@ -227,7 +228,8 @@ def _work_out(
 ) -> None:
     """Adds the rows of one room to ``results``.
 
-    If a room contradicts itself, all its events go to the quarantine, because a part of them would make a wrong room.
+    If the events of the room contradict each other, all of them go to the quarantine. A room with only some of them
+    would be wrong.
     """
     try:
         room.check()
@@ -280,7 +282,7 @@ def _event_columns(room_no: int, room: RoomEvents, part: EventPart) -> Sequence[
 
 
 def _more(history: RoomHistory) -> dict[str, Iterable[Sequence[Any]]]:
-    """Returns the rows of the other result tables, without the room's number."""
+    """Returns the rows of all result tables except ``result_room`` and ``result_event``, without the room's number."""
     return {
         "result_forward": ((event_id,) for event_id in history.forward_extremities()),
         "result_backward": ((event_id,) for event_id in history.backward_extremities()),

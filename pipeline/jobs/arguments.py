@@ -187,7 +187,8 @@ def _choices(one: Argument, value: Any) -> list[str]:
 def _moment(one: Argument, value: Any) -> int:
     """Returns milliseconds since 1970.
 
-    An age such as 30 days is converted to a time now. So a dry run and the job that carries it out use the same time.
+    An age such as 30 days is subtracted from the present time once, before the job is stored. So a dry run and the job
+    that carries it out use the same time.
     """
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LATEST:
         return value
@@ -200,7 +201,7 @@ def _moment(one: Argument, value: Any) -> int:
 def _day(one: Argument, value: Any) -> str:
     """Converts a date, an age or milliseconds to a day as text, such as 2026-01-31.
 
-    An age is converted now, so that its day stays the same if the job begins later.
+    An age is subtracted from the present time at once, so that the day stays the same if the job begins later.
     """
     try:
         if not isinstance(value, str) or ":" in value:

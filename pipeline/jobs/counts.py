@@ -1,7 +1,7 @@
 """Adds up how many rows of each table finished jobs added or removed.
 
 Metrics show these sums, which outlive the rows of the jobs. They come from the figures that a job stores before and
-after its work. A figure that is not an integer both times is left out.
+after its work. A figure is left out unless it is an integer before the work and after it.
 """
 
 from __future__ import annotations

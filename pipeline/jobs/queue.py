@@ -139,9 +139,10 @@ class JobServer:
             log.info("jobs.removed", jobs=removed, why="they were over long ago")
 
     def _serve_while_it_lasts(self, *, once: bool) -> bool:
-        """Serves the queue with a connection of its own for the locks, as long as that connection lasts.
+        """Opens a connection that holds the locks, and serves the queue as long as the connection lasts.
 
-        Returns false if the connection to the database was lost and the caller is to try again.
+        Returns false if the database was lost and the caller is to try again. Returns true if there is nothing more to
+        do.
         """
         try:
             with hold_lock(self._using) as lock:

@@ -376,7 +376,9 @@ def carry_out(
 
 
 def _finish(job: Job, using: str, summary: Mapping[str, Any]) -> None:
-    """Marks a job as done, and adds the rows that it changed to the sums, in one transaction.
+    """Marks a job as done, and adds the number of rows that it changed to the sums of ``pipeline.jobs.counts``.
+
+    Both are done in one transaction.
 
     Raises ``JobLost`` if another run has taken the job over.
     """
@@ -398,7 +400,8 @@ def _put_back(job: Job, using: str) -> None:
 def _fail(job: Job, using: str, error: BaseException, keeper: ProcessLink) -> None:
     """Marks a job as failed.
 
-    If the lock is gone, as after a restart of the database, a queued job is not marked, so that it is begun again.
+    If the job's lock was lost, as after a restart of the database, a job from the queue is not marked. It is then
+    queued again.
     """
     why = masked(str(error)) or _WHY.get(type(error), type(error).__name__)
     if not keeper.has_lost():

@@ -126,7 +126,7 @@ class FeedsTable:
         return self._advance(cursor, vector) >= linear_position(_stored(cursor).values())
 
     def _advance(self, cursor: Any, vector: Mapping[str, int]) -> int:
-        """Adds all events to the feeds that are complete and within ``vector``.
+        """Adds to the feeds all events that are complete and within ``vector``.
 
         Returns the position that the feeds have reached.
         """

@@ -122,9 +122,10 @@ def read_offsets(checkpoint: Path, batch_id: int, streams: Sequence[str], first:
 
 
 def _logged(checkpoint: Path, batch_id: int, streams: Sequence[str], first: Vectors) -> Vectors:
-    """Returns the vectors in an entry of Spark's log: version, metadata, then a line for each source of the query.
+    """Returns the vectors of a batch from Spark's log, one for each stream.
 
-    The line is "-" for a source that has not begun. Its vector is the one in ``first``.
+    An entry of the log has a line with the version, a line with metadata, and a line for each source of the query. The
+    line of a source that has not begun is "-", and its vector is the one in ``first``.
     """
     lines = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2:]
     found: Vectors = {}

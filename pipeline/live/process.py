@@ -91,11 +91,11 @@ def run(options: LiveOptions, stopping: Callable[[], bool], started: Callable[[]
 
 
 def _nothing() -> None:
-    """Does nothing. Takes the place of ``started`` after its first call."""
+    """Does nothing. Replaces ``started`` after ``started`` was called once."""
 
 
 class _Retry:
-    """The retry policy: without limit while the database is away, and a few times if a query fails."""
+    """The retry policy. Retries without limit while the database is away, and a few times if a query fails."""
 
     def __init__(self, stopping: Callable[[], bool]) -> None:
         self._stopping = stopping
@@ -175,7 +175,7 @@ class _Pipeline:
         self._take_figures()
 
     def reached(self) -> dict[str, Vectors]:
-        """Closes the reader rows of the tables, and returns the vectors that each table reached."""
+        """Marks the readers that show the queries as ended. Returns the vectors that each table reached."""
         with connections[self._using].cursor() as cursor:
             for table in self._tables:
                 if table.shown_as:

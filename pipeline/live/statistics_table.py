@@ -48,11 +48,11 @@ class StatisticsTable:
         return statistics_rows(stream, facts)
 
     def find(self, batch: DataFrame) -> Figures:
-        """Returns the sums of a batch."""
+        """Returns the sums of a batch for each (hour, room), and the senders of each day."""
         return figures_of(batch)
 
     def write(self, cursor: Any, found: Figures, offsets: BatchOffsets) -> None:
-        """Adds the sums to the tables."""
+        """Adds the result of ``find`` to the tables of statistics."""
         add_figures(cursor, found, self._server_name)
 
 

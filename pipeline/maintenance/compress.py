@@ -79,7 +79,7 @@ class CompressStateKind(JobKind):
 
 
 class _Rooms:
-    """One run over some rooms, dry or not, with its counts."""
+    """One run of the job over its rooms. Counts what was done, or what would be done if it is a dry run."""
 
     def __init__(self, run: JobRun) -> None:
         self._run = run

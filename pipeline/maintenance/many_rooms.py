@@ -1,8 +1,8 @@
-"""Checks and repairs many rooms, in this process or on Spark, and yields an answer for each (driver, with Django).
+"""Checks and repairs many rooms, in this process or on Spark, and yields a result for each (driver, with Django).
 
 On Spark, rooms are divided into packs with about the same number of events. Each pack is a Spark job of one task. As
-many packs run at a time as there are cores, those with the largest rooms first. So answers arrive while other rooms are
-still checked, few answers are in memory at a time, and a cancelled job ends between two packs.
+many packs run at a time as there are cores, those with the largest rooms first. So results arrive while other rooms are
+still checked, few results are in memory at a time, and a cancelled job ends between two packs.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _Tasks:
         self._waiting: dict[Future[list[RoomAnswer]], int] = {}
 
     def begin(self) -> bool:
-        """Submits packs until there are twice as many as can run at a time. Returns false if no pack is left."""
+        """Submits packs of rooms, up to twice as many as can run at a time. Returns false if no pack is left."""
         # For each pack at work another one is queued in the pool. So no core is idle while the caller handles answers.
         for packed in itertools.islice(self._packs, 2 * self._most - len(self._waiting)):
             ids = [room.room_id for room in packed]
@@ -223,7 +223,7 @@ class _Tasks:
         return bool(self._waiting)
 
     def ended(self) -> Iterator[tuple[int, list[RoomAnswer]]]:
-        """Waits up to a second for a pack to end. Yields (number of events, answers) of each pack that has ended."""
+        """Waits up to a second for a pack to end. Yields (number of events, results) of each pack that has ended."""
         for future in wait(self._waiting, _LOOK_SECONDS, FIRST_COMPLETED).done:
             yield self._waiting.pop(future), future.result()
 
@@ -236,7 +236,7 @@ class _Tasks:
 
 
 def _ask(spark: SparkSession, group: str, work: RoomsWork, room_ids: Sequence[str]) -> list[RoomAnswer]:
-    """Runs one task and returns its answers. Called in a thread. Raises ``SparkFailed``."""
+    """Checks rooms in one Spark task, and returns a result for each. Called in a thread. Raises ``SparkFailed``."""
     from py4j.protocol import Py4JError  # noqa: PLC0415 - with Spark only
     from pyspark.errors import PySparkException  # noqa: PLC0415
 

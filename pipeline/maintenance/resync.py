@@ -1,4 +1,4 @@
-"""``resync WHAT`` as a job: compares stored values with what they should be, and repairs them beside live writers.
+"""``resync WHAT`` as a job: compares stored values with what they should be, and repairs them while writers continue.
 
 Each room that differs is repaired in a transaction of its own, under the room's lock. ``events.integrity.room_mending``
 does the work, in this process or on Spark (``pipeline.maintenance.many_rooms``). Values that cannot be recomputed are
@@ -121,7 +121,7 @@ def compare_rooms(run: JobRun, tell: Callable[[RoomAnswer], object] = lambda _an
 
 
 class _Rooms:
-    """One comparison of rooms, with its counts."""
+    """One run of the job over its rooms. Counts the rooms, their events and the differences."""
 
     def __init__(self, run: JobRun, tell: Callable[[RoomAnswer], object]) -> None:
         self._run = run

@@ -1,4 +1,7 @@
-"""The subjects of the commands ``purge`` and ``resync``. All of them run a job, except ``resync user``."""
+"""The subjects of the commands: each ``WHAT`` of ``purge WHAT`` and ``resync WHAT`` that ``pipeline.maintenance`` adds.
+
+All of them run a job, except ``resync user``.
+"""
 
 from __future__ import annotations
 

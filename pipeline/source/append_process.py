@@ -1,8 +1,9 @@
 """The process that appends rows staged by Spark tasks: ``python -m pipeline.source.append_process``.
 
-It reads its work as one JSON object from standard input. It does not load the site's Django settings, but makes its own
-from the connection string. So it does not know ``REPLSITE_WRITERS``, and the work contains the writer's name. Exit
-status 1 means that nothing was appended; the last line on stderr then says why.
+The process reads its work as one JSON object from standard input. It does not load the site's Django settings, but
+makes its own settings from the connection string and the writer's name. So it does not know ``REPLSITE_WRITERS``, and
+the work contains the writer's name. Exit status 1 means that nothing was appended; the last line on stderr then says
+why.
 """
 
 from __future__ import annotations

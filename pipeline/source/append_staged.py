@@ -148,7 +148,7 @@ def _check_staged(cursor: Any, write: StagedWrite) -> None:
 def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int], done: int, writer: str) -> None:
     """Inserts the next facts under ``ids``. The first ``done`` facts were inserted before.
 
-    Facts are in the order of ``write.attempts``, and within an attempt by place.
+    Facts are in the order of ``write.attempts``. Within an attempt they are in the order of the column ``place``.
     """
     table = stream.declaration.tables[0]
     kinds = {column.name: column.kind for column in table.stored}
@@ -183,7 +183,7 @@ def _insert(cursor: Any, write: StagedWrite, stream: Stream, ids: Sequence[int],
 
 
 def _bases(attempts: Sequence[tuple[int, int]]) -> list[int]:
-    """Returns for each attempt the number of facts before its first one."""
+    """Returns for each attempt the number of facts in all earlier attempts."""
     bases, before = [], 0
     for _, rows in attempts:
         bases.append(before)

@@ -1,4 +1,6 @@
-"""The Spark data source ``replsite``: facts of a stream as rows, in batches and micro-batches, and appended (no Django).
+"""The Spark data source ``replsite`` (no Django). It reads the facts of a stream as rows, and appends rows as facts.
+
+Facts can be read in batches and in micro-batches. For example:
 
     from pipeline.source.data_source import register
     register(spark)
@@ -10,7 +12,7 @@ Options for reading:
 * ``stream``: name. A stream recorded from a foreign server is ``NAME/stream``; its column ``row`` is JSON text.
 * ``view``: ``writer`` (each writer's facts as soon as they are complete) or ``linear`` (in the order of IDs over all writers).
 * ``maxRows``: rows of a micro-batch, default 100000; 0 for no limit.
-* ``rowsPerPartition``: default 50000.
+* ``rowsPerPartition``: rows of a partition, default 50000.
 * ``startingOffsets``: ``earliest``, ``latest`` or a JSON object ``{writer: position}``; only for a query without checkpoint.
 * ``readerName``: name under which the live page shows the query.
 
@@ -258,8 +260,8 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
     def _check(self, offset: Mapping[str, Any], now: SourcePositions) -> None:
         """Raises ``EpochChanged`` if an offset does not belong to the present stream.
 
-        The offset is of another epoch then, or it has a position above all IDs that the stream's sequence has given
-        out.
+        This is so if the offset is of another epoch. It is also so if the offset has a position above all IDs that the
+        stream's sequence has given out.
         """
         kept = offset.get(_EPOCH)
         if kept is not None and kept != now.epoch:
@@ -306,9 +308,10 @@ class _StreamReader(_Facts, DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 
 def _beyond(cuts: Sequence[tuple[int, int]], limit: int | None) -> int | None:
-    """Returns the token below which a batch of ``limit`` rows must end, or None if there are at most ``limit`` rows.
+    """Returns the token below which a batch must end, so that it has at most ``limit`` rows.
 
-    If the first fact has more rows than the limit, it becomes a batch of its own, because a fact is never divided.
+    Returns None if there are no more rows than that. If the first fact has more rows than the limit, it becomes a batch
+    of its own, because a fact is never divided.
     """
     tokens = dict(cuts)
     if limit is None or limit + 1 not in tokens:

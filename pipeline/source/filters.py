@@ -144,7 +144,7 @@ def tables_of(conditions: Iterable[Condition], declaration: StreamDeclaration) -
 def _passes(conditions: Iterable[Condition], column: str, value: str) -> bool:
     """Returns true if rows with this value in the column can pass the conditions.
 
-    Only for columns that are never null, and for which only conditions on equality or null are accepted.
+    Works only for a column that is never null, and for which only conditions on equality or null are accepted.
     """
     own = [condition for condition in conditions if condition.column == column]
     return all(condition.operator == "not null" or value in condition.values for condition in own)

@@ -1,7 +1,7 @@
 """The options of the format ``replsite``, parsed and checked (pure).
 
-Names are case-insensitive, as everywhere in Spark. A wrong option raises ``ValueError``, with the option's name, its
-allowed values and the given one.
+Names are case-insensitive, as everywhere in Spark. A wrong option raises ``ValueError``, with the option's name, the
+allowed values and the given value.
 """
 
 from __future__ import annotations

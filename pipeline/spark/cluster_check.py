@@ -1,7 +1,7 @@
 """Checks before a job that the executors of a cluster can do our work (driver, no Django; runs tasks in the executors).
 
 A cluster may lack a package, access to the database, or free cores. Without this check, Spark would report a missing
-package as a stack trace in the middle of the job, and missing cores never.
+package as a stack trace in the middle of the job. It would not report missing cores at all.
 """
 
 from __future__ import annotations

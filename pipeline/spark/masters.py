@@ -1,4 +1,4 @@
-"""Handles Spark masters: their syntax, whether one answers, and the address at which executors reach us (driver, no Django).
+"""Handles Spark masters: their syntax, whether one answers, and the driver's address for executors (driver, no Django).
 
 Accepted are ``local``, ``local[2]``, ``local[*]``, ``spark://HOST:PORT[,HOST:PORT…]``, ``yarn`` and ``k8s://…``. Spark
 Connect (``sc://``) is not accepted: a job ships its code and cancels its tasks through the driver's own context.

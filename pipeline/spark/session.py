@@ -122,7 +122,7 @@ def _stop(session: SparkSession) -> None:
 
 
 def _forget(session: SparkSession) -> None:
-    """Does the last steps of stopping a session, for a stop that failed before them."""
+    """Does the steps that remain after ``session.stop`` has failed, so that a new session can be started."""
     from pyspark.sql import SparkSession, SQLContext  # noqa: PLC0415
 
     session.sparkContext.stop()  # the failed stop already dropped the JVM, so this one does the rest without it

@@ -1,8 +1,8 @@
-"""Maintains the history of statistics: the figures of the whole server by hour and day, and the limits of their number.
+"""Maintains the history of statistics: writes the server's figures by hour and day, and deletes old rows.
 
 ``take_figures`` reads the statistics of all rooms, but no events or state. Sizes are those that PostgreSQL reports for
-its tables. ``go_through`` recounts the rooms that were counted longest ago, and removes rooms that are gone. So changes
-that came without a fact reach the statistics after a while. ``bound_history`` deletes old rows.
+its tables. ``go_through`` recounts the rooms that were counted longest ago, and removes rooms that no longer exist. So
+changes that came without a fact reach the statistics after a while. ``bound_history`` deletes old rows.
 
 Call each function in a short transaction of its own.
 """

@@ -1,4 +1,4 @@
-"""Updates the statistics of rooms and server with a micro-batch: adds its counts, and recounts what it changed.
+"""Updates the statistics of rooms and server with a micro-batch: adds counts of facts, and recounts changed rooms.
 
 Counts are sums over the batch's facts. The caller ensures that a batch is added only once (``pipeline.live.ledger``).
 Members and state entries are not added up. They are recounted from the current state of each room whose state the batch

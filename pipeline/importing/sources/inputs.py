@@ -1,8 +1,10 @@
-"""The inputs of ``import_events``: names -> inputs -> parts -> rows (no Django, because executors read parts with it).
+"""Opens the inputs of ``import_events``, divides them into parts, and reads the rows of a part.
 
-A name is a file, a folder of Parquet files, or the ``postgresql://`` URL of a Synapse database. The content of a file
-determines its format: JSON Lines (plain or compressed), Parquet, or a Synapse SQLite file. All inputs are inspected
-before any of them is read. The error for an unusable input contains its name.
+Executors read parts with this module, so it does not import Django.
+
+The name of an input is a path to a file or to a folder of Parquet files, or the ``postgresql://`` URL of a Synapse
+database. The content of a file determines its format: JSON Lines (plain or compressed), Parquet, or a Synapse SQLite
+file. All inputs are inspected before any of them is read. The error for an unusable input contains its name.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class _Cutter:
         self._size = 0
 
     def cut(self, chunks: Iterator[Any]) -> Iterator[Line | BrokenLine | PassedLines]:
-        """Yields the lines of the chunks. Ends when the next line would begin after the part."""
+        """Yields the lines of the chunks, up to the last line that begins within the first ``length`` bytes."""
         while self._offset < self._end and (chunk := next(chunks, None)) is not None:
             if isinstance(chunk, tuple):
                 yield self._broken_off(*chunk)
@@ -242,8 +242,8 @@ class _Cutter:
 class _Finder(_Cutter):
     """A finder of the lines that contain a word.
 
-    Of the whole lines in a chunk, it yields only those with the word. It also yields lines that extend over several
-    chunks.
+    A line that lies within one chunk is yielded only if it contains the word. A line that extends over several chunks
+    is always yielded.
     """
 
     def __init__(self, limit: int, length: int | None, word: bytes) -> None:

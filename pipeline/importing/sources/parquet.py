@@ -129,7 +129,10 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _groups_of_parts(sizes: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields (first row group, last row group + 1, rows) of each part."""
+    """Yields (first row group, last row group + 1, number of rows) of each part.
+
+    ``sizes`` holds the number of rows of each row group.
+    """
     first, rows = 0, 0
     for number, size in enumerate(sizes):
         if rows and rows + size > _ROWS_PER_PART:
@@ -187,9 +190,9 @@ class _Source:
         self._packed = 0
 
     def rows_or_why(self, group: int, before: int) -> Iterator[Line | BrokenLine]:
-        """Yields the rows of a group, numbered from ``before`` + 1.
+        """Yields the rows of the row group with number ``group``. The rows are numbered from ``before`` + 1.
 
-        If decoding fails, one broken line takes the place of the remaining rows.
+        If decoding fails, one ``BrokenLine`` takes the place of the remaining rows.
         """
         import pyarrow as pa  # noqa: PLC0415
 

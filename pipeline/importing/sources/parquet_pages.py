@@ -64,7 +64,7 @@ def _count(value: object) -> int:
 
 
 def _header(file: IO[bytes], start: int, end: int) -> tuple[dict[int, Any], int]:
-    """Returns the header at an offset, and its length in bytes."""
+    """Returns the page header that begins at the offset ``start``, and the header's length in bytes."""
     wanted = _FIRST_READ
     while True:
         file.seek(start)

@@ -1,4 +1,4 @@
-"""Parts of sources, and the lines that reading them yields (pure).
+"""Defines the parts of a source, and the lines that are read from a part (pure).
 
 A source is a file or a database. It is divided into *parts*, and each part is read by one task. Each line or row has a
 number within its part, from 1. A line or row that cannot be read is a ``BrokenLine``, never an exception.

@@ -1,4 +1,4 @@
-"""Starts Spark's daemon, which forks its Python workers, with their common imports loaded.
+"""Starts Spark's daemon after importing what all Python workers need. The daemon then forks the workers.
 
 This saves a third of a small job's CPU.
 
