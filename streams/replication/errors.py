@@ -17,7 +17,7 @@
     ├── CatchUpError             missed facts cannot be fetched now
     └── GapError                 missed facts cannot be fetched from the given source, not even later
 
-Every message says what, where and what to do.
+Every message says what is wrong, where, and what to do.
 """
 
 from __future__ import annotations

@@ -94,9 +94,9 @@ class Following:
             self._writer.shutdown(wait=True)
 
     async def _record(self, catch_up: CatchUp) -> CatchUp:
-        """Opens the record, and returns a catch-up that continues where the record ends.
+        """Opens the record of the foreign server, and returns a catch-up that begins where this record ends.
 
-        Returns ``catch_up`` itself if nothing is to be recorded.
+        Returns ``catch_up`` itself if the command does not record.
         """
         request = self._request
         if not request.record:
@@ -136,7 +136,10 @@ class Following:
         return Follower(options, self._handle, catch_up, self._end_when_reached, missed)
 
     async def _start(self, catch_up: CatchUp) -> dict[str, VectorToken]:
-        """Returns the start tokens given by ``--from``, without those of streams that are recorded already."""
+        """Returns the start tokens given by ``--from``.
+
+        Leaves out streams that have a record, because the follower continues them where the record ends.
+        """
         begin = {stream: await _token(catch_up, stream, text) for stream, text in self._request.start.items()}
         for stream in begin.keys() & self._recorded.keys():
             log.info("follower.goes_on_at_record", stream=stream, positions=self._recorded[stream])
@@ -176,9 +179,10 @@ class Following:
                 self._follower.finish()
 
     def _is_beyond(self, row: FollowedRow) -> bool:
-        """Returns true if the row lies beyond the stream's token in ``until``, and the order is linear.
+        """Returns true if the row must not be printed, because it lies above the stream's token in ``until``.
 
-        In the order per writer, a row beyond the token may come before rows that are still wanted.
+        Always returns false in the order per writer, because a row above the token may come before rows that are still
+        wanted.
         """
         end = self._until.get(row.stream)
         return end is not None and self._request.view is View.LINEAR and row.token > end.highest
@@ -255,8 +259,8 @@ def _ignore(event: object) -> None:
 async def _token(catch_up: CatchUp, stream: str, text: str) -> VectorToken:
     """Parses the token ``text`` of a stream. Raises `TokenError`, or `EpochChanged` for a token of another epoch.
 
-    A vector token names writers by keys of our tables, and an epoch belongs to our database. So both are accepted only
-    if missed facts come from our tables.
+    A vector token names writers by keys of our tables, and an epoch belongs to our database. So vector tokens and
+    epochs are accepted only if missed facts come from our tables.
     """
     plain, epoch = unstamp(text)
     if not isinstance(catch_up, TableCatchUp):
@@ -284,7 +288,10 @@ def _plain_line(row: FollowedRow) -> bytes:
 
 
 def _write_all(output: int, data: bytes) -> None:
-    """Writes the data directly to the file descriptor. Nothing stays in a buffer, so a closed pipe raises only here."""
+    """Writes all bytes directly to the file descriptor.
+
+    Nothing stays in a buffer. So a closed pipe raises an error in this function only.
+    """
     view = memoryview(data)
     while view:
         view = view[os.write(output, view) :]

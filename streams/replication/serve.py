@@ -113,7 +113,7 @@ def _limits(given: StreamSettings) -> ListenerLimits:
 
 
 def _attend(server: AsgiServer, served_by: str, publish_to: RedisAddress | None) -> None:
-    """Starts and stops the process's broadcaster, reports and Redis publisher together with the server."""
+    """Makes the server start and stop the process's broadcaster, reports and Redis publisher."""
     broadcaster, reports = process_broadcaster(served_by), process_reports(served_by)
     reports.more_counts = lambda: {"refused": server.refusals + server.http_limits.refused}
 

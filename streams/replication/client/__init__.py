@@ -1,1 +1,1 @@
-"""The following end of the protocol: the connection, the follower, and catch-up from tables or over HTTP."""
+"""The followers' side of the protocol: the connection, the follower, and catch-up from tables or over HTTP."""

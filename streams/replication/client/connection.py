@@ -1,4 +1,4 @@
-"""A follower's connections to a server, over TCP. Those over Redis are in ``redis.subscriber``.
+"""A follower's connections to a server, over TCP. Connections over Redis are in ``redis.subscriber``.
 
 A `Connector` opens one `Link` after another. A link receives and sends commands. A link that has ended is not used
 again. The follower decides when to connect again, and interprets the commands. Assumes a single event loop.

@@ -1,10 +1,10 @@
 """A follower: connects, reconnects after every loss, fetches missed facts, and hands facts to a handler.
 
-Facts are delivered in the order that the caller has chosen, each once per `Follower`, and always in order per writer.
-If a connection is lost, no fact is lost or repeated. The socket is not read while the handler works, so buffers stay
-bounded. A server may close a connection that is read too slowly. The facts missed by this are fetched from the table.
-Assumes a single event loop. The rules are in ``protocol.cursors`` and ``protocol.ordering``; this module moves bytes
-and facts.
+Facts are delivered in the order that the caller has chosen. Each fact is delivered once per `Follower`, and the facts
+of one writer are always delivered in order. If a connection is lost, no fact is lost or repeated. The socket is not
+read while the handler works, so buffers stay bounded. A server may close a connection that is read too slowly. The
+follower then fetches the facts that it missed. Assumes a single event loop. This module moves bytes and facts. The
+rules are in ``protocol.cursors`` and ``protocol.ordering``.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Follower:
     # --- commands -------------------------------------------------------------------------------------------------
 
     async def _take(self, commands: Sequence[Command]) -> None:
-        """Applies the commands of one read in order, then delivers the facts that became due."""
+        """Applies the received commands in order. Then delivers the facts that may be delivered now."""
         for stream, number in Counter(command.stream for command in commands if type(command) is RData).items():
             received_rdata.add(stream if stream in self._streams else OTHER, number)
         for command in commands:
@@ -277,7 +277,11 @@ class Follower:
             self._note(event)
 
     async def _restart_stream(self, event: Reset) -> None:
-        """Handles a stream that started again: delivers what is left of its former generation, then fetches the new one."""
+        """Handles a stream that started again.
+
+        Delivers the facts that are left of the former generation. Then fetches the facts of the new generation, if the
+        catch-up covers the stream.
+        """
         upto = event.token if self._catch_up.covers(event.stream) else 0
         # Example: the stream started again, and its writer is at 8 now. The cursor moved to 8 when the command came,
         # but facts 1 to 8 were not fetched. Delivering the old rows below reports the cursors as handled. So the writer
@@ -294,7 +298,10 @@ class Follower:
             await self._fill(MissingRange(event.stream, event.instance, 0, upto))
 
     async def _learn(self) -> None:
-        """Reads the positions of all existing writers. Called after the server has sent its positions."""
+        """Reads all existing writers and their positions from the source of missed facts.
+
+        Called once per connection, after the server has sent its first POSITION.
+        """
         self._has_learned = True
         # Called at the first POSITION of the connection, so the writers are read after the server took its snapshot. A writer
         # that joined in between is found here. One that joins later has all its facts above the linear position.
@@ -318,7 +325,10 @@ class Follower:
                 self._touched.add(stream)
 
     def _receive(self, rows: Iterable[FollowedRow]) -> None:
-        """Makes the rows of one fact ready to deliver. In linear order, buffers them first."""
+        """Queues the rows of one fact for delivery.
+
+        In linear order, the rows wait in a buffer until the linear position reaches the fact.
+        """
         if self.options.view is View.WRITER:
             self._pending += rows
         else:
@@ -326,9 +336,10 @@ class Follower:
             self._views[fact[0].stream].add(fact)
 
     async def _fill(self, gap: MissingRange) -> None:
-        """Fetches and delivers a range in which facts may be missing. In linear order, the range is read later instead.
+        """Fetches and delivers a range in which facts of one writer may be missing.
 
-        If the catch-up does not cover the stream, logs and reports the range as missed.
+        In linear order, only marks the range as missing: `_hand_out_linear` fetches it later. If the catch-up does not
+        cover the stream, logs the range and reports it as missed.
         """
         self._touched.add(gap.stream)
         if not self._catch_up.covers(gap.stream):
@@ -348,7 +359,11 @@ class Follower:
     async def _fetched(
         self, stream: str, writer: str | None, wanted: Range
     ) -> AsyncGenerator[tuple[Sequence[FollowedRow], int], None]:
-        """Yields (rows, position reached), batch by batch. While a batch is handled, the next one is fetched."""
+        """Fetches a range, and yields (rows, position up to which the range was fetched) for each batch.
+
+        If ``writer`` is null, fetches the facts of all writers. While the caller handles a batch, the next batch is
+        fetched.
+        """
         after, upto, limit = wanted.after, wanted.upto, ROWS_PER_FETCH
         ahead: asyncio.Task[tuple[Sequence[FollowedRow], int]] | None = None
         try:
@@ -366,9 +381,9 @@ class Follower:
     # --- delivery -------------------------------------------------------------------------------------------------
 
     async def _hand_out_linear(self) -> None:
-        """Delivers everything up to the linear position. Does nothing if the order is per writer.
+        """Delivers all facts up to the linear position. Delivers nothing if the order is per writer.
 
-        Handles the streams that moved, and those whose last fetch failed.
+        Handles only streams whose positions moved, and streams whose last fetch failed.
         """
         if self.options.view is View.WRITER:
             self._touched.clear()
@@ -383,9 +398,10 @@ class Follower:
             self._touched.discard(stream)  # last: after a failed fetch the stream is looked at again
 
     async def _hand_out(self, move: Callable[[], None] = lambda: None) -> None:
-        """Calls the handler with the pending rows, then ``move``, which moves the cursor behind them, then ``progressed``.
+        """Calls the handler with the pending rows. Then calls ``move``, and then ``progressed``.
 
-        So a caller that stores facts and cursor together in ``progressed`` gets no fact twice.
+        ``move`` moves the cursor beyond the pending rows. A caller that stores facts and cursor together in
+        ``progressed`` therefore gets no fact twice.
         """
         # Cached values that these rows make stale are dropped first. Otherwise the handler, or a caller that sees the new
         # position, could still read a stale value.
@@ -418,8 +434,8 @@ class Follower:
     def _beyond_start(self, rows: list[FollowedRow]) -> list[FollowedRow]:
         """Returns the rows that the start token does not cover.
 
-        In linear order, all facts above the base of the start token are read again. Facts of writers that were ahead of
-        the base are covered by the token, so they are left out here.
+        In linear order, reading begins at the base of the start token. It therefore finds some facts again that the
+        start token covers: those of writers that were ahead of the base. These facts are left out here.
         """
         starts = self._starts
         for stream in [name for name, start in starts.items() if self.linear(name) > start.highest]:

@@ -110,7 +110,7 @@ class HttpServers:
 
 
 class _Updates(msgspec.Struct):
-    """The body of an answer."""
+    """The body of the answer to a catch-up request."""
 
     updates: list[list[Any]]
     upto_token: int
@@ -188,7 +188,11 @@ class HttpCatchUp:
         return self._rows(asked, answer.updates, reached), reached
 
     def _rows(self, asked: _Asked, updates: list[list[Any]], reached: int) -> list[FollowedRow]:
-        """Returns the rows inside of the range, ascending. Some old servers also send other rows, or another order."""
+        """Returns the rows with ``asked.after`` < token <= ``reached``, ascending.
+
+        Some old servers also send rows outside of this range, or rows in another order. Raises `GapError` if an update
+        cannot be read, or if its writer is unknown.
+        """
         rows: list[FollowedRow] = []
         for update in updates:
             if len(update) not in (2, 3) or type(update[0]) is not int:
@@ -209,7 +213,10 @@ class HttpCatchUp:
         return known[0]
 
     def _ask(self, server: HttpServer, asked: _Asked) -> bytes:
-        """Returns the body of the answer. Raises `CatchUpError`, `GapError` or ``ResyncNeeded``."""
+        """Sends the request, and returns the body of the answer. Repeats the request after a transient error.
+
+        Raises `CatchUpError`, `GapError` or ``ResyncNeeded``.
+        """
         # The path holds a transaction ID, and is the same in all attempts. So if only the answer was lost, the server can
         # send it again from its cache.
         path = _path(server, asked)
@@ -262,7 +269,7 @@ def _refusal(asked: _Asked, status: int, trouble: str) -> Exception:
 
 
 def _error_text(body: bytes) -> str:
-    """Returns the message in the body of an error, made printable and cut to 300 characters."""
+    """Returns the message in the body of an error answer, made printable and cut to 300 characters."""
     text = body[:2000].decode("utf-8", "replace")
     with suppress(msgspec.MsgspecError, KeyError, TypeError):  # not every server answers with JSON
         text = msgspec.json.decode(body)["error"]

@@ -1,4 +1,4 @@
-"""Handlers of this process for commands that workers send to all others, such as REMOTE_SERVER_UP.
+"""Handlers of this process for commands that a worker sends to all other workers, such as REMOTE_SERVER_UP.
 
 Handlers are called on the event loop of the replication server or follower, so they must be quick. An exception of a
 handler is logged and not raised.

@@ -1,8 +1,8 @@
 """Fast reading of missed facts from the tables, for followers that are far behind.
 
-It makes plain tuples and one object per row. It reads the same rows as ``streams.reading.rows.rows_between``, without
-the times of insertion; a test compares the two. Memory is bounded: `BatchSizer` asks for fewer rows when rows are
-large. All calls block.
+`table_rows` makes only plain tuples and one object per row. It returns the same rows as
+``streams.reading.rows.rows_between``, but without the times of insertion. A test compares the two functions. Memory is
+bounded: `BatchSizer` asks for fewer rows when rows are large. All calls block.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Named SQL for the tables of workers' reports and of counts (pure).
+"""Named SQL for the tables of workers' reports and of command counts (pure).
 
-Every function is given a cursor. The caller decides about the transaction and handles errors. The time of a connection's
-last command is given as an age in seconds, so that the stored time is by the database's clock. Times called ``ms`` are
-those that workers reported, as Unix times in milliseconds.
+Every function is given a cursor. The caller decides about the transaction and handles errors. The time of a
+connection's last command is given as an age in seconds, so that the stored time is by the database's clock. Times
+called ``ms`` were reported by workers, as Unix times in milliseconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Admission to the replication port by the client's address: plain text, TLS, or refused (pure).
 
 Without TLS, only loopback and the networks of ``REPLSITE_PLAIN_NETWORKS`` are admitted, in plain text. With TLS, every
-address is admitted with a client certificate. These networks may then use plain text as well, because a worker of
-Synapse 1.43 does not support TLS.
+address is admitted with a client certificate. The networks of ``REPLSITE_PLAIN_NETWORKS`` may then still use plain
+text, because a worker of Synapse 1.43 does not support TLS.
 """
 
 from __future__ import annotations
@@ -85,7 +85,10 @@ class Access:
 
 
 def _address(host: str) -> _IPAddress | None:
-    """Returns the IP address, or null if ``host`` is none. An IPv4 address mapped into IPv6 is returned as IPv4."""
+    """Returns the IP address in ``host``, or null if ``host`` is no IP address.
+
+    Returns an IPv4 address that is mapped into IPv6 as IPv4.
+    """
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

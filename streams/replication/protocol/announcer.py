@@ -1,14 +1,16 @@
 """Computes what the broadcaster sends, from snapshots of stored positions (pure).
 
-One *round* turns a snapshot into steps: announce a new writer, read a writer's rows, or move a writer that has no rows
-in between. Followers compute a linear position from the writers that they know, which gives two rules:
+One *round* turns a snapshot into steps. A step announces a new writer, reads rows of a writer, or moves a writer over a
+range without rows. Followers compute a linear position from the writers that they know, which gives two rules:
 
-* A new writer is announced before anything else of its stream, so that no follower's linear position passes its facts.
-* A retired writer, or one whose stored row is gone, moves along with the linear position. Otherwise the position where
-  it stopped would hold back every follower for ever. A stream that has no writer yet is announced with a *stand-in* as
-  its writer. The stand-in moves along with the linear position as well.
+* A new writer is announced before anything else of its stream. Otherwise a follower's linear position could pass facts
+  of the new writer.
+* A retired writer, or a writer whose stored row is gone, moves along with the linear position. Otherwise the position
+  where the writer stopped would hold back every follower for ever. A stream that has no writer yet is announced with a
+  *stand-in* as its writer. The stand-in moves along with the linear position as well.
 
-Assumes that snapshots come in the order in which they were taken, and that rows of a step are read after its snapshot.
+Assumes that snapshots come in the order in which they were taken. Assumes that the rows of a step are read after the
+snapshot of its round was taken.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class StoredWithGeneration(Stored, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _CombinedWriters:
-    """The one writer that stands for all writers of a stream that is announced under one name."""
+    """The one writer that stands for all writers of a stream, if these are announced under one name."""
 
     position: int
     generation: int
@@ -229,9 +231,10 @@ class Announcer:
     def _stored(
         self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]], name: str, state: _StreamState
     ) -> Mapping[str, StoredWithGeneration]:
-        """Returns the stored writers of a stream.
+        """Returns the stored positions of a stream's writers.
 
-        For a stream that is announced under one name, returns one writer of this name, at the linear position.
+        If all writers of the stream are announced under one name, returns one writer of this name, at the linear
+        position.
         """
         stored = snapshot.get(name, {})
         if (announced := self._announced_as.get(name)) is None or not stored:
@@ -240,14 +243,20 @@ class Announcer:
 
     @staticmethod
     def _reset_if_restarted(state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> None:
-        """Resets all writers of a stream to 0 if the stream has a new generation, as only a stream in memory can."""
+        """Sets all positions of a stream to 0 if the stored generation is higher than the one in ``state``.
+
+        Only a stream in memory can begin a new generation.
+        """
         if (generation := _generation(stored)) > state.generation:
             state.generation, state.linear, state.said_linear = generation, 0, 0
             state.sent = dict.fromkeys(state.sent, 0)
             state.to_reset = set(state.sent)
 
     def _with_pacers(self, state: _StreamState, stored: Mapping[str, StoredWithGeneration]) -> dict[str, int]:
-        """Returns the target position of each writer. Writers without a stored row follow the linear position."""
+        """Returns the position to which each writer is to be moved.
+
+        For a writer without a stored row, this is the linear position.
+        """
         gone = dict.fromkeys(state.sent.keys() - stored.keys(), state.linear)
         return gone | positions_to_show(stored, state.linear)
 

@@ -1,9 +1,10 @@
 """State that a following process reports to its server, and reports again after every reconnect (pure).
 
-It is the sending side of a worker's reports: which users sync here, the position up to which federation was sent, users'
-addresses, and remote servers that are up again. A `ClientState` is given in the follower's options. While there is no
-connection, only syncing users and the last acknowledgement are kept. Every method raises `UnsendableCommand` if its
-command cannot be written as a line. Assumes one caller at a time, on the follower's event loop.
+This module is the sending side of a worker's reports: which users sync here, the position up to which federation was
+sent, users' addresses, and remote servers that are up again. A `ClientState` is given in the follower's options. While
+there is no connection, only syncing users and the last acknowledgement are kept. Every method raises
+`UnsendableCommand` if its command cannot be written as a line. Assumes one caller at a time, on the follower's event
+loop.
 """
 
 from __future__ import annotations

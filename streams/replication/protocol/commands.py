@@ -254,7 +254,7 @@ def printable(text: str) -> str:
 
 
 def _fields(arguments: str, form: str) -> list[str]:
-    """Splits the arguments into as many fields as ``form`` names. The last one may hold blanks."""
+    """Splits the arguments into as many fields as ``form`` names. Only the last field may hold blanks."""
     wanted = form.count(" ") + 1
     fields = arguments.split(" ", wanted - 1)
     if len(fields) != wanted:
@@ -270,7 +270,7 @@ def _integer(text: str, field: str) -> int:
 
 
 def _token(text: str, field: str) -> int:
-    """Parses a number that a ``bigint`` column can hold."""
+    """Parses a token. Raises `MalformedCommand` if the text is no integer, or if a ``bigint`` column cannot hold it."""
     token = _integer(text, field)
     if not -(2**63) <= token < 2**63:
         raise MalformedCommand(f"{field} {_short(text)} has more than 64 bits")
@@ -278,7 +278,10 @@ def _token(text: str, field: str) -> int:
 
 
 def _short(text: str, limit: int = 60) -> str:
-    """Quotes the text in ASCII. Cuts before quoting, because quoting may lengthen a character tenfold."""
+    """Quotes at most ``limit`` characters of the text, in ASCII.
+
+    Cuts the text before quoting, because quoting may lengthen a character tenfold.
+    """
     return ascii(text) if len(text) <= limit else f"{text[:limit]!a}..."
 
 
@@ -294,7 +297,7 @@ def _read_position(arguments: str) -> Position:
 
 
 def _read_user_sync(arguments: str) -> UserSync:
-    """Parses four fields, or five with a device (later versions)."""
+    """Parses the arguments of USER_SYNC: four fields, or five in later versions, which add the device."""
     instance_id, user_id, state, last_sync_ms = _fields(arguments, "instance_id user_id state last_sync_ms")
     device_id = None
     # Both forms are split into four fields, so with a device the last one is "start 123" or "end 123".

@@ -1,7 +1,7 @@
 """One connection of the replication protocol, for either side (pure).
 
-The object is given bytes and the time. It returns commands, bytes to send, and the time of its next deadline. It uses
-neither socket nor clock. It behaves like Synapse 1.43; where it is more liberal on purpose,
+A `Connection` is given bytes and the time. It returns commands, bytes to send, and the time of its next deadline. It
+uses neither socket nor clock. It behaves like Synapse 1.43. Where it accepts more than Synapse 1.43 on purpose,
 ``docs/reference/wire-differences.md`` says so. Assumes one caller at a time, and a time that never goes back.
 """
 
@@ -250,7 +250,7 @@ class Connection:
         raise NotImplementedError
 
     def _react(self, command: Command, now: float) -> None:
-        """Applies the protocol's own reaction to a valid command."""
+        """Applies the effect that a valid command has on this connection itself."""
         if isinstance(command, Ping):
             self._peer_pings = True
 
@@ -335,6 +335,9 @@ class ClientConnection(Connection):
 
 
 def _parse_failure(line: str, error: CommandError, guess: str) -> str:
-    """Returns the text of the ERROR for a bad line: the reason, the start of the line in ASCII, and a guess at the cause."""
+    """Returns the text of the ERROR that answers a bad line.
+
+    The text has the reason, the start of the line in ASCII, and ``guess``, a guess at the cause.
+    """
     cut = "..." if len(line) > _QUOTED_CHARACTERS else ""
     return f"failed to parse line: {error} ({line[:_QUOTED_CHARACTERS]!a}{cut}){guess}"

@@ -1,21 +1,21 @@
 """Turns the RDATA and POSITION commands that a follower receives into facts, moves, gaps and resets (pure).
 
-A POSITION says that its writer has nothing between ``prev`` and ``new`` except what was sent. If our cursor lies between
-the two, nothing is missing. If it lies below ``prev``, facts may be missing: a gap to fetch. RDATA before the writer's
-first POSITION of the connection is ignored, because catch-up covers it.
+A POSITION says that its writer has no facts between ``prev`` and ``new`` except those already sent. If our cursor lies
+between ``prev`` and ``new``, no fact is missing. If our cursor lies below ``prev``, facts may be missing: a gap to
+fetch. RDATA before the writer's first POSITION of the connection is ignored, because catch-up covers it.
 
 Writers may join while the follower is disconnected. So the first POSITION of a stream on a connection begins a *run* of
 POSITIONs, one per writer. The *start of the run* is the linear position that we had before the run:
 
 * A writer that is new to us begins at the start of the run, because all its facts lie above that. It does not begin at
-  the present linear position, which other POSITIONs of the run may have advanced. Exception: if the stream may start
-  again, a new writer below all others shows that the stream did.
+  the present linear position, which other POSITIONs of the run may have advanced. Exception: some streams may start
+  again at a lower token. A new writer below all other writers shows that such a stream has started again.
 * On a stream that is new to us, every writer of the run begins at its announced position.
 * The linear position is held until another command ends the run, because the next POSITION may name a writer that is
   far behind. After `learn` it is not held, because all writers are known.
 
-Assumes that commands come in the order of the connection, and that the caller answers a `MissingRange` with `reached`
-before the next command.
+Assumes that commands come in the order of the connection. Assumes that the caller answers a `MissingRange` with
+`reached` before the next command.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ class _Batch:
 class _StreamCursors:
     """The cursors of one stream, its linear position, and the state of the present connection.
 
-    The linear position is the minimum of the cursors. It advances further if facts with the next IDs were *received*. A
-    position that was only announced never takes it beyond the minimum. Writer A may announce 7, the ID of a fact of
-    writer B, before that fact has come.
+    Usually the linear position is the minimum of the cursors. Facts that were *received* take it further, if their IDs
+    follow without a gap. A position that was only announced never takes the linear position beyond the minimum. Writer
+    A may announce 7, the ID of a fact of writer B, before that fact has come.
     """
 
     linear: int
@@ -131,13 +131,13 @@ class _StreamCursors:
     """True while the linear position must not advance, because the next command may name one more writer."""
 
     def reset_writer(self, instance: str, token: int) -> None:
-        """Puts the writer at ``token``, even below its cursor, and computes the linear position again."""
+        """Sets the writer's cursor to ``token``, even if it was higher. Computes the linear position again."""
         self.cursors[instance] = token
         self.linear = min(self.cursors.values())
         self.facts_above.clear()
 
     def reach(self, instance: str, token: int, *, is_fact: bool = False) -> None:
-        """Records that everything of the writer up to ``token`` was received.
+        """Records that all facts of the writer up to ``token`` were received.
 
         ``is_fact`` is true if the writer has a fact with this token.
         """
@@ -268,7 +268,7 @@ class Cursors:
         return MissingRange(command.stream, command.instance, cursor, command.new)
 
     def _follow_run(self, state: _StreamCursors, command: Position) -> None:
-        """Begins, continues or ends the stream's run of first POSITIONs."""
+        """Begins, continues or ends the stream's run of first POSITIONs (see the module's docstring)."""
         if not state.positioned:
             state.run_start = state.linear
             # We are at 5 and the server names A at 9, then B, new to us, at 6. Without holding, linear would be 9 after A,
@@ -281,11 +281,12 @@ class Cursors:
             state.reset_writer(command.instance, command.new)
 
     def _take_lower(self, command: Position, state: _StreamCursors, is_known: bool) -> Event | None:
-        """Handles a POSITION below the writer's cursor: the stream started again, or the command is stale.
+        """Handles a POSITION below the writer's cursor: the stream started again, or the POSITION is stale.
 
         A stream with a durable table never goes back. There the POSITION is stale: the server has read less of the
-        table than we have. Any other stream may have started again. A writer that is new to us shows this as well, if
-        it is below all others. A writer that merely joined is never below all others.
+        table than we have. Any other stream may have started again. A known writer shows this by any lower POSITION. A
+        writer that is new to us shows it only if it is below all other writers. A writer that merely joined is never
+        below all other writers.
         """
         in_run = state.run_start is not None
         is_lowest = in_run and command.new < min(state.cursors.values())
@@ -319,7 +320,8 @@ class Cursors:
     def _collect(self, state: _StreamCursors, command: RData) -> None:
         """Adds a row to the writer's incomplete batch.
 
-        A batch beyond the memory limit is discarded. Its fact is fetched when its token comes.
+        A batch beyond the memory limit is discarded. When the token of its fact comes, `_take_rdata` returns a
+        `MissingRange`, so that the caller fetches the fact.
         """
         batch = state.batches.setdefault(command.instance, _Batch())
         if batch.is_cut:
@@ -350,7 +352,8 @@ class Cursors:
     def _place(state: _StreamCursors, writer: str) -> int:
         """Returns the writer's cursor.
 
-        A writer that is new to us is first put at the linear position, or during a run at the start of the run.
+        A writer that is new to us first gets the linear position as its cursor. During a run, it gets the start of the
+        run.
         """
         if writer not in state.cursors:
             state.cursors[writer] = state.linear if state.run_start is None else state.run_start

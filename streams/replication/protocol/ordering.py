@@ -1,9 +1,12 @@
 """The order in which a follower delivers facts (pure): per writer as soon as received, or linear over all writers.
 
-`LinearView` is given the whole facts of one stream and the stream's linear position. It returns the rows that may be
-delivered, and buffers facts above the linear position. If the buffer overflows, or if a gap was not fetched at once, it
-remembers only the position up to which the buffer may lack facts. The caller later reads that range from the table,
-over all writers in ascending order, as far as the linear position has advanced.
+`LinearView` is given facts of one stream, each with all its rows, and the stream's linear position. It returns the rows
+that may be delivered, and buffers facts above the linear position.
+
+If the buffer overflows, or if a gap was not fetched at once, the buffer may lack facts up to some position.
+`LinearView` then drops all buffered facts up to this position, and remembers only the position. The caller later reads
+all facts up to this position from the table, over all writers in ascending order, as far as the linear position has
+advanced.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The advance of a reader's cursor (pure): the next range to read, the rows that are due, and the target.
 
-A cursor is a vector token. It covers all facts up to its base, and those of each named writer up to its entry. The
-*target* is the token up to which facts may be delivered now. In linear order the target is the linear position alone;
-in order per writer it is the whole vector. A row is *due* if the target covers it and the cursor does not. After
-reading up to ID p, the next cursor must cover exactly the rows read. A cursor with base p would skip later rows of
-slower writers.
+A cursor is a vector token. It covers all facts up to its base. For each named writer, it also covers the writer's facts
+up to the writer's entry. The *target* is the token up to which facts may be delivered now. In linear order the target
+is the linear position alone; in order per writer it is the whole vector. A row is *due* if the target covers it and the
+cursor does not. After reading up to ID p, the next cursor must cover exactly the rows read. If its base were p, it
+would skip later rows of slower writers.
 """
 
 from __future__ import annotations

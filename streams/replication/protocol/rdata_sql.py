@@ -1,12 +1,13 @@
 """SQL that formats RDATA lines in the database (pure): the broadcaster reads a writer's rows as one piece of text.
 
-The result of `lines_sql` is one row: the text of all lines, the number of lines, the number of facts, the last token, the
-length of the longest line in characters, and the position reached. The rules are those of `announcer.encode_rows` and
-``streams.core.queries.cut_whole_tokens``: rows of a fact stay together, all but the last have ``batch``, and a batch cut
-by the limit ends before its last token.
+The statement of `lines_sql` returns one row: the text of all lines, the number of lines, the number of facts, the last
+token, the length of the longest line in characters, and the position reached. The rules are those of
+`announcer.encode_rows` and ``streams.core.queries.cut_whole_tokens``. Rows of a fact stay together, and all of them but
+the last have ``batch`` in place of the token. If the limit cuts the rows of a table, the text ends before the last fact
+read from that table, because some rows of this fact may be missing.
 
-`take_lines` turns that row into bytes. It returns null if Python has to read the rows instead: a line may be too long, or
-a fact has more rows than the limit.
+`take_lines` turns the row into bytes. It returns null if Python has to read the rows instead: a line may be too long,
+or a fact has more rows than the limit.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ FROM lines
 
 
 def _rows_sql(declaration: StreamDeclaration, table: FactTable, place: int, row: str) -> str:
-    """Returns the SELECT for the rows of one table.
+    """Returns the SELECT for the rows of one table. ``row`` is the SQL that formats a row as JSON.
 
-    The limit is applied in the order of the ID alone, which the index gives without sorting. If the limit cuts a fact,
-    the statement of `lines_sql` leaves out the whole fact. So the rows of a fact may be sorted after the limit.
+    The limit is applied in the order of the ID alone, which the index gives without sorting. The rows of a fact are
+    sorted only after the limit. The limit may cut a fact, but then the statement of `lines_sql` leaves out the whole
+    fact.
     """
     order = order_sql(declaration, table)
     of_writer = "" if declaration.announced_as else f" AND {table.writer_column} = %(writer)s"
@@ -102,7 +104,10 @@ def take_lines(step: Read, result: Sequence[Any], limit_bytes: int) -> tuple[Lin
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
-    """Escapes characters outside ASCII as JSON does: six characters each, or a surrogate pair."""
+    """Escapes characters outside ASCII as JSON does: six characters each, or twelve for a surrogate pair.
+
+    It is an error handler for ``str.encode``.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")

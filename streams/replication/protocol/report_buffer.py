@@ -153,9 +153,10 @@ class ReportBuffer:
         self._reports.starts[sync] = milliseconds
 
     def _take_over(self, worker: str, connection: str, syncs: set[Sync]) -> bool:
-        """Moves a worker process to the connection over which it reports now, and drops its users from an earlier one.
+        """Records that a worker process now reports over this connection.
 
-        Returns false, and changes nothing, if there is no room for the report.
+        Drops the users that it reported over an earlier connection. Returns false, and changes nothing, if there is no
+        room for the report.
         """
         is_new = worker not in self._reports.taken_over
         if is_new and not self._takes_room(connection, "workers", self._waiting_workers()):
@@ -167,9 +168,9 @@ class ReportBuffer:
         return True
 
     def _end(self, sync: Sync) -> None:
-        """Ends the syncing of a user.
+        """Records that a user no longer syncs.
 
-        Buffers the end even if the user is unknown here, because a row of the user may still be in the database.
+        Buffers this report even if the user is unknown here, because the database may still have a row of the user.
         """
         _, syncs = self._workers.get(sync.worker, ("", set()))
         if sync in syncs:
@@ -207,7 +208,10 @@ class ReportBuffer:
             del self._users_of[connection]
 
     def _takes_room(self, connection: str, kind: str, waiting: int) -> bool:
-        """Counts one more waiting report of this connection. Returns false, and counts none, if there is no room."""
+        """Counts one more waiting report of this kind and connection, if there is room for it. Otherwise returns false.
+
+        ``waiting`` is the number of waiting reports of this kind, of all connections.
+        """
         if self._waiting_of[connection, kind] >= self._limit - waiting:
             return False
         self._waiting_of[connection, kind] += 1
@@ -248,7 +252,7 @@ def _text(text: str) -> str:
 
 
 def _name(text: str) -> str | None:
-    """Returns the name as it can be stored, or null if it is too long for an index."""
+    """Replaces the characters that PostgreSQL cannot store. Returns null if the name is too long for an index."""
     clean = _text(text)
     return clean if len(clean.encode()) <= LONGEST_NAME_BYTES else None
 

@@ -95,7 +95,10 @@ class Recording:
                 trim_at = loop.time() + (0.0 if await self._trim() >= TRIM_ROWS else TRIM_SECONDS)
 
     async def _store(self, rows: Sequence[FollowedRow]) -> None:
-        """Stores one batch, and retries until it succeeds."""
+        """Stores the rows, with the resets and gaps that wait. Retries until the database is reachable.
+
+        If there are no rows, stores the follower's positions.
+        """
         retry_seconds, has_told = FIRST_RETRY_SECONDS, False
         async with self._turn:
             resets, gaps = len(self._resets), len(self._gaps)
@@ -132,9 +135,9 @@ class Recording:
 
 
 async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits ``work``. If the caller is cancelled meanwhile, waits for the outcome before it raises ``CancelledError``.
+    """Awaits ``work``. If the caller is cancelled, waits until ``work`` has ended, then raises ``CancelledError``.
 
-    The work runs in a thread, which goes on after a cancellation, and its commit counts.
+    The work runs in a thread, which goes on after a cancellation and may still commit.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -1,9 +1,9 @@
 """The recorder of a foreign server: stores rows, positions and gaps, each batch in one transaction.
 
-So a row is stored exactly once. Positions are stored with the rows that they cover, so after any crash recording
+Positions are stored with the rows that they cover. So every row is stored exactly once, and after any crash recording
 continues behind the last stored row. Positions never go down. If a writer starts again at a lower token, a new *life*
-of the writer begins, with a position of its own. Only one process records under a name, and it holds an advisory lock.
-All calls block, and only one thread may call at a time.
+of the writer begins, with a position of its own. Only one process records under a name. This process holds an advisory
+lock on the name. All calls block, and only one thread may call at a time.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class RecorderBusy(StreamError):
 
 @dataclass(slots=True)
 class _Life:
-    """The present life of a writer: its number and its position."""
+    """The present life of a writer. A new life begins when the writer starts again at a lower token."""
 
     number: int = 1
     position: int = 0
@@ -111,7 +111,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Change:
-    """The effect of a batch on one life of a writer."""
+    """The effect of a batch on one writer, in one life of the writer."""
 
     position: int = 0
     last_fact: int | None = None
@@ -191,7 +191,10 @@ class Recorder:
 
     @contextmanager
     def _transaction(self) -> Any:
-        """Opens a transaction on the session that holds the name. After a reconnection the name is locked first."""
+        """Opens a transaction on the session that holds the lock on the name.
+
+        After a reconnection, first takes the lock again. Raises `RecorderBusy` if another process has the lock.
+        """
         with self._connection.cursor() as cursor:
             # The lock is counted: on a session that holds it already, this succeeds again. On a new session it shows if
             # another process took the name meanwhile.
@@ -248,7 +251,7 @@ _Changes = dict[tuple[str, str, int], _Change]
 
 
 def _plan(lives: dict[tuple[str, str], _Life], batch: Batch) -> tuple[list[tuple[Any, ...]], _Changes]:
-    """Returns the rows to insert and the changes of writers. Updates ``lives``."""
+    """Returns the rows that a batch inserts, and the changes of its writers. Updates ``lives``."""
     changes: _Changes = {}
     for reset in batch.resets:
         _begin_life(lives, changes, reset)
@@ -286,7 +289,7 @@ def _begin_life(lives: dict[tuple[str, str], _Life], changes: _Changes, reset: R
 def _settle(lives: dict[tuple[str, str], _Life], changes: _Changes, key: tuple[str, str], position: int) -> None:
     """Moves a writer to the position that the follower reports.
 
-    The follower's position may be a moment old, so a lower one is ignored.
+    Ignores a position below the writer's present one, because the reported position may be a moment old.
     """
     life = lives.get(key)
     if life is None:
@@ -311,7 +314,7 @@ def _moved(stream: str, instance: str, number: int, change: _Change) -> tuple[An
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> dict[str, list[Any]]:
-    """Returns the rows as one array per column."""
+    """Returns one array for each column in ``names``."""
     columns = zip(names, zip(*rows, strict=True), strict=True)
     # PostgreSQL takes no NUL, which a hostile server may put into names.
     return {name: [v.replace("\0", "\ufffd") if isinstance(v, str) else v for v in values] for name, values in columns}

@@ -9,9 +9,9 @@ streams that this version does not have are left out, and rows with other fields
 * ``device_lists``: a row has the user, true if it is about signatures, and true if the servers to notify are known. We
   add false twice. Our rows that name a server instead of a user are left out.
 
-Later versions have the facts of ``tag_account_data`` and ``user_signature`` in ``account_data`` and ``device_lists``.
-Our facts of these two streams are left out all the same. They would have to be merged by position with the facts of the
-other stream, because a reader drops facts that come late.
+Later versions send the facts of ``tag_account_data`` in ``account_data``, and those of ``user_signature`` in
+``device_lists``. Our facts of ``tag_account_data`` and ``user_signature`` are left out all the same. They would have to
+be sorted by position into the facts of the other stream, because a reader drops facts that come late.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _ROWS: Mapping[str, Any] = MappingProxyType({"events": _event, "receipts": _rece
 
 
 def _later_row(stream: str, row: Any) -> Any:
-    """Converts a row to the form of later versions. Returns None if they have no such row."""
+    """Converts a row to the form of later versions. Returns None if later versions have no such row."""
     make = _ROWS.get(stream)
     return row if make is None else make(row)
 

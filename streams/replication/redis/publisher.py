@@ -1,13 +1,14 @@
 """Publishes our lines on a Redis channel (``serve --redis URL``), as one more client of the broadcaster.
 
-One message is one line, on the channel that is named like our server. If several servers are configured for one channel,
-one publishes and the others wait. The publishing server holds an advisory lock of the database, and stops when it loses
-the lock. Otherwise rows of one batch could be published twice, which would break the batch for every follower.
+One message is one line, on the channel that is named like our server. If several servers are configured for one
+channel, one server publishes and the others wait. The publishing server holds an advisory lock of the database, and
+stops when it loses the lock. Otherwise two servers could publish the rows of the same batch, which would break the
+batch for every follower.
 
 A *link* is one connection to the channel. Every link begins with REPLICATE and our positions, so a follower that missed
 lines before sees the gap. The bytes that wait to be sent are bounded like those of any client. If Redis does not take
-them in time, the link ends. REMOTE_SERVER_UP is not relayed to Redis, because all processes receive everything there.
-Commands that workers publish on the channel are handled like those of connected workers.
+them in time, the link ends. REMOTE_SERVER_UP is not relayed to Redis, because all processes on a channel receive every
+message. Commands that workers publish on the channel are handled like those of connected workers.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ECHOES = (b"RDATA ", b"POSITION ", b"LOCK_RELEASED ")
 
 
 class _Waiting:
-    """The transport of a link: the bytes that Redis has not confirmed yet."""
+    """The transport of a link to Redis. It holds the bytes that Redis has not confirmed yet."""
 
     def __init__(self) -> None:
         self.buffered_bytes = 0
@@ -89,7 +90,10 @@ class _Waiting:
     abort = close
 
     def chunk(self) -> list[bytes]:
-        """Returns the next pieces. Their bytes count as buffered until `confirmed` is called."""
+        """Removes and returns the next pieces to send, about ``CHUNK_BYTES`` at most.
+
+        The bytes of these pieces count as buffered until `confirmed` is called.
+        """
         pieces: list[bytes] = []
         size = 0
         while self._pieces and size < CHUNK_BYTES:
@@ -175,13 +179,13 @@ class RedisPublisher:
             await asyncio.sleep(RETRY_SECONDS)
 
     def _another_publishes(self) -> None:
-        """Clears the trouble of this process, because another server of ours holds the lock and publishes."""
+        """Clears the error on the health page, because another server of ours holds the lock and publishes."""
         self._trouble = self._broadcaster.redis_trouble = ""
 
     def _log_trouble(self, trouble: str) -> None:
-        """Sets the trouble that the health page shows. Empty means that publishing begins.
+        """Sets the error that the health page shows. If ``trouble`` is empty, publishing begins.
 
-        Logs one line when publishing begins, and one when the trouble changes.
+        Logs one line when publishing begins, and one line when the error changes.
         """
         if trouble and trouble != self._trouble:
             log.warning("redis.not_publishing", redis=str(self._address), channel=self.channel, error=trouble)
@@ -249,7 +253,7 @@ def _is_published(line: bytes) -> bool:
 
 
 def _understood(data: bytes) -> Command | None:
-    """Returns the command in a message. Returns None for a message that we cannot parse: it is meant for others."""
+    """Returns the command in a message. Returns None if it cannot be parsed: such a message is for other processes."""
     with contextlib.suppress(UnicodeDecodeError, CommandError):
         text = data.decode("utf-8")
         return parse_line(text) if text.strip() else None
@@ -257,7 +261,7 @@ def _understood(data: bytes) -> Command | None:
 
 
 async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
-    """Runs all coroutines until one ends, then cancels the others. Raises the error of the one that ended."""
+    """Runs all coroutines until one ends, then cancels the others. Raises the error of the ended one, if any."""
     loop = asyncio.get_running_loop()
     tasks = [loop.create_task(work) for work in works]
     try:
@@ -271,7 +275,10 @@ async def _first_to_end(*works: Coroutine[Any, Any, None]) -> None:
 
 
 class _Lock:
-    """The right to publish on a channel: a session advisory lock. Its connection is used in a thread of its own."""
+    """The right to publish on a channel: a session advisory lock.
+
+    All calls to the database are made in one thread, which nothing else uses.
+    """
 
     def __init__(self, using: str, name: str) -> None:
         self._key = driver.publisher_key(name)
@@ -279,7 +286,7 @@ class _Lock:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redis-lock")
 
     async def acquire(self, another_has_it: Callable[[], None] = lambda: None) -> None:
-        """Waits until this process holds the lock, and until no other process can still believe that it holds the lock.
+        """Waits until this process holds the lock. Then waits until an earlier holder must have noticed its loss.
 
         While another server holds the lock, calls ``another_has_it`` after each attempt. Raises ``ChannelLocked`` if a
         session whose role may not write holds the lock. Raises ``DatabaseError``.
@@ -292,7 +299,7 @@ class _Lock:
         await asyncio.sleep(HAND_OVER_SECONDS)
 
     async def watch(self) -> None:
-        """Checks the lock again and again. Raises ``ConnectionError`` when it is lost.
+        """Checks again and again that this process holds the lock. Raises ``ConnectionError`` when it is lost.
 
         Raises ``TimeoutError`` if the database does not answer within ``LOCK_ANSWER_SECONDS``.
         """
@@ -326,7 +333,10 @@ class _Lock:
             return False
 
     def _holds(self) -> bool:
-        """Returns true if this very session holds the lock. A session that was opened again holds nothing."""
+        """Returns true if the present database session holds the lock.
+
+        After a reconnection the session is a new one, which holds nothing yet.
+        """
         with self._connection.cursor() as cursor:
             cursor.execute(
                 "SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND granted "

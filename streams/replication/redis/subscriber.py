@@ -1,9 +1,10 @@
 """Follows a homeserver over Redis publish/subscribe, which every Synapse since 1.67 uses.
 
 The lines are those of TCP, without the greeting. One message is one line, on the channel that is named like the
-homeserver. We subscribe, publish REPLICATE, and publish nothing else. Every process answers for the streams that it
-writes, in its own time. So the first answers of a connection are gathered for a moment. They are passed on before
-everything else, stream by stream, so that the follower knows all writers from the start.
+homeserver. We subscribe, publish REPLICATE, and publish nothing else. Every process of the homeserver answers for the
+streams that it writes, in its own time. So the first commands of a connection are gathered for a moment. Then the first
+POSITION of every writer is passed on before all other commands, stream by stream. The follower thus knows all writers
+from the start.
 
 Messages that cannot be parsed are counted, logged and skipped, because other processes may be of a later version.
 """
@@ -146,7 +147,7 @@ class RedisLink:
         return commands
 
     async def _settle(self) -> None:
-        """Waits until the processes have sent their positions, at most ``GATHER_SECONDS``."""
+        """Waits until the homeserver's processes have sent their positions, at most ``GATHER_SECONDS``."""
         ends_at = time.monotonic() + GATHER_SECONDS
         named, named_at, looked_at = set[tuple[str, str]](), 0.0, 0
         while self._error is None and time.monotonic() < ends_at and len(self._waiting) < GATHER_LIMIT:

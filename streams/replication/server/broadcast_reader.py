@@ -1,9 +1,9 @@
-"""Reads what the broadcaster sends: positions first, then rows, on a connection of its own.
+"""Reads positions and then rows for the broadcaster, on a database connection of its own.
 
 A position covers only facts that were committed before it, so reading positions before rows is safe
 (``streams.reading.rows``). Notifications are applied in the order in which they came, whichever thread makes the round
 (``streams.reading.position_cache``). All calls block, and only one thread may call at a time. Only ``hear`` may be
-called meanwhile.
+called while another call runs.
 """
 
 from __future__ import annotations
@@ -124,7 +124,10 @@ class BroadcastReader:
         return self.snapshot()
 
     def _check_epoch(self, cursor: Any) -> None:
-        """Raises `DatabaseRestored` if a new connection leads to a database in another epoch than the one before."""
+        """Raises `DatabaseRestored` if the database is in another epoch than on the connection before.
+
+        Checks each new connection once. If the database is a standby, checks it every time.
+        """
         if self._knows_epoch:
             return
         # A standby returns its primary's epoch, even if it is about to be promoted and begin one of its own. So its epoch is
@@ -141,7 +144,10 @@ class BroadcastReader:
 
     @contextmanager
     def _at_work(self) -> Iterator[Any]:
-        """Yields a cursor. After an error, discards all received positions, because some may not have been applied."""
+        """Yields a database cursor. After an error, forgets the known positions and has the epoch checked again.
+
+        The positions are not reliable then, because some received notifications may not have been applied.
+        """
         try:
             with self._connection.cursor() as cursor:
                 yield cursor
@@ -151,10 +157,11 @@ class BroadcastReader:
             raise
 
     def _positions(self, cursor: Any, only: Collection[str] | None) -> dict[str, dict[str, StoredPosition]]:
-        """Returns the positions of all writers, from notifications where they suffice and from the table otherwise.
+        """Returns the positions of all writers of the streams in ``only``, or of all streams if it is null.
 
-        First drops the cached values that these positions invalidate, because a client that receives a position may
-        send a request with this position to this process.
+        The positions come from notifications if these suffice, and otherwise from the table. First drops the cached
+        values that these positions invalidate, because a client that receives a position may send a request with this
+        position to this process.
         """
         found = self._find_positions(cursor, only)
         watcher.before_shown(found, self._using)
@@ -240,9 +247,9 @@ class BroadcastReader:
 
 
 def _is_trimmed(cursor: Any, declaration: StreamDeclaration, step: Read) -> bool:
-    """Returns true if facts of the step were trimmed. Called after its rows were read.
+    """Returns true if facts of the step were trimmed. Called after the rows of the step were read.
 
-    Followers must then fetch these facts themselves, which raises an error that the facts are gone.
+    Followers must then fetch these facts themselves, and get an error which says that the facts are gone.
     """
     writer = None if declaration.announced_as else step.writer
     return bool(lost_facts(trim_mark(cursor, declaration.name), VectorToken(step.after), writer))

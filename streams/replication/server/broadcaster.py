@@ -1,9 +1,9 @@
 """Sends facts and positions to all clients of a server process. Each fact is read once and encoded once.
 
 A *round* reads new positions and facts, and sends them. Every notification starts a round, and a timer starts one at
-least once a second. The reading takes place in the thread that received the notification, or in a database thread. The
-lines are then written to the clients on the event loop, and only then count as sent. While there are no clients, the
-broadcaster follows the positions and reads no rows.
+least once a second. Positions and facts are read in the thread that received the notification, or in a database thread.
+Their lines are then written to the clients on the event loop, and count as sent from then on. While there are no
+clients, the broadcaster follows the positions and reads no rows.
 
 The database may go away and come back: clients stay connected and miss nothing. If it comes back in another epoch
 (``streams.epochs``), clients are disconnected and have to connect again. Assumes a single event loop, on which `start`
@@ -276,7 +276,7 @@ class Broadcaster:
         return now >= peer.answered_at + ANSWER_AGAIN_SECONDS and peer.buffered_bytes < ANSWER_TAKEN_BYTES
 
     def _answer_those(self) -> None:
-        """Answers the clients that asked again. Those that have not read their last answer keep waiting."""
+        """Answers clients whose repeated REPLICATE waits. A client that has not read its last answer keeps waiting."""
         self._answer_again, now = None, time.monotonic()
         ready = [peer for peer in self._asked_again.values() if not peer.is_open or self._may_be_answered(peer, now)]
         for peer in ready:
@@ -287,7 +287,7 @@ class Broadcaster:
             self._answer_again = asyncio.get_running_loop().call_later(ANSWER_AGAIN_SECONDS, self._answer_those)
 
     def _answer(self, peers: list[ReplicationClient], now: float) -> None:
-        """Sends positions to these clients, and schedules the answer to the others."""
+        """Sends the positions to these clients now, and schedules the sending of positions to all other clients."""
         self._questions += 1
         self._send_positions(peers)
         for peer in peers:
@@ -342,10 +342,10 @@ class Broadcaster:
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _notified(self, notifications: list[PositionNotification]) -> None:
-        """Queues notifications. If no other round is under way, reads a round in this thread, which is the listener's.
+        """Queues notifications. Reads a round in this thread, the listener's, if no other round is under way.
 
         If the loop passed the round to the database thread, there would be three thread switches between a commit and
-        the followers. They would take as long as all the rest of the work.
+        the followers. The switches would take as long as all the rest of the work.
         """
         self._backlog.hear(
             notifications
@@ -377,7 +377,7 @@ class Broadcaster:
             self._wake.set()
 
     def _request_round(self, streams: set[str]) -> None:
-        """Requests a round that looks at these streams, or at all streams if none are given."""
+        """Requests a round over these streams, or over all streams if the set is empty."""
         self._moved |= streams
         self._look_at_all = self._look_at_all or not streams
         self._wake.set()
@@ -404,7 +404,7 @@ class Broadcaster:
                 self._request_round(set())
 
     async def _restart(self) -> None:
-        """Closes all clients after the database was restored, and starts at its stored positions.
+        """Closes all clients after the database was restored, and continues at the positions of the restored database.
 
         A restored database gives out IDs again that clients have received already, so no client may stay connected.
         """
@@ -428,10 +428,10 @@ class Broadcaster:
             time_to_look.cancel()
 
     def _take_moved(self) -> set[str] | None:
-        """Returns the streams to look at in the next round, or None for all streams.
+        """Returns the streams that the next round reads, or None for all streams.
 
         Usually these are only the streams that notifications have named, because most streams are idle. All streams are
-        looked at once per ``POLL_SECONDS``, and when a deferred step of the announcer is due.
+        read once per ``POLL_SECONDS``, and when a deferred step of the announcer is due.
         """
         now = time.monotonic()
         if now >= min(self._all_due, self._announcer.wants_round_at):
@@ -443,7 +443,7 @@ class Broadcaster:
         return moved
 
     async def _round(self, only: set[str] | None) -> bool:
-        """Makes one round. Returns true if another one has to follow at once."""
+        """Makes one round. Returns true if another round has to follow at once."""
         if not self.peers:
             snapshot = await self._begin_round(self._backlog.snapshot)
             try:
@@ -478,7 +478,7 @@ class Broadcaster:
         return await self._in_thread(begin)
 
     def _take_over(self, result: Round) -> None:
-        """Sends the lines of a round to all clients, and records its steps as sent."""
+        """Sends the lines of a round to all clients, and records the steps of the round as sent."""
         rows = result.rows.total()
         words = Counter({RData.WORD: rows, Position.WORD: result.lines - rows})
         self._write(result.data, words, list(self.peers.values()))
@@ -498,9 +498,9 @@ class Broadcaster:
             log.warning("broadcaster.oversize_facts", facts=result.oversize, hint="followers fetch them from the table")
 
     async def _pace(self) -> None:
-        """Waits while every client is behind. If one client keeps up, the others are not waited for.
+        """Waits while more than ``PACE_BYTES`` wait to be sent to every client.
 
-        A client that stays behind is disconnected later.
+        If one client keeps up, the others are not waited for. A client that stays behind is disconnected later.
         """
         while self.peers and min(peer.buffered_bytes for peer in self.peers.values()) > PACE_BYTES:  # noqa: ASYNC110
             await asyncio.sleep(0.005)  # the transports do not notify when they are empty
@@ -535,7 +535,7 @@ class Broadcaster:
             peer.cut_when_slow(given.send_buffer_limit_bytes, given.send_stall_limit_seconds, now)
 
     async def _store_readers(self, peers: list[ReplicationClient]) -> None:
-        """Writes the clients' rows of the table of readers, and closes clients that an operator wants to disconnect."""
+        """Writes a row per client to the table of readers. Closes clients that an operator wants to disconnect."""
         positions, now = self.positions(), time.monotonic()
         rows = [{**p.figures(now), "positions": positions if p.has_replicated else {}} for p in peers]
         for peer in peers:
@@ -546,9 +546,10 @@ class Broadcaster:
             peer.close(CloseReason.DISCONNECTED, "disconnected by an operator")
 
     async def _write_readers(self, write: Callable[[], T]) -> T | None:
-        """Runs ``write`` in a thread for the table of readers, and returns its result; None after a database error.
+        """Runs ``write``, which writes to the table of readers, in the thread for this table.
 
-        That table only shows to people how far readers are. So an error here must not stop the sending of facts.
+        Returns the result of ``write``, or None after a database error. The table of readers only shows to people how
+        far readers are. So an error here must not stop the sending of facts.
         """
         try:
             written = await asyncio.get_running_loop().run_in_executor(self._figure_threads, write)

@@ -118,9 +118,10 @@ class ReplicationConsumer(AsyncConsumer):
             log.info("replication.closing", client=peer.name, address=peer.address, reason=peer.connection.close_reason)
 
     def _is_free(self, size: int, now: float) -> bool:
-        """Returns true if the client has sent at most ``FREE_BYTES`` in the present second. Normal clients send less.
+        """Returns true if the client has sent at most ``FREE_BYTES`` in the present second, including ``size``.
 
-        Without this limit, fifty clients that flood the server would get fifty slices in each iteration of the loop.
+        Further input has to wait for a turn. Normal clients send less. Without this limit, fifty clients that flood the
+        server would get fifty slices of input handled in each iteration of the loop.
         """
         if now >= self._second + 1.0:
             self._second, self._bytes_in_second = now, 0
@@ -139,7 +140,7 @@ class ReplicationConsumer(AsyncConsumer):
         self._reports.take(peer, reported)
 
     def _handle(self, peer: ReplicationClient, command: Command) -> None:
-        """Applies a command to this connection. Commands for other clients are relayed by the worker reports."""
+        """Applies a command to this connection. Commands for other clients are relayed by `WorkerReports`."""
         match command:
             case Replicate():
                 peer.keep_place()

@@ -1,9 +1,9 @@
-"""``GET /_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>?from_token=N&upto_token=M``: catch-up over HTTP.
+"""``GET /_synapse/replication/get_repl_stream_updates/<stream>/<txn_id>?from_token=N&upto_token=M``: HTTP catch-up.
 
 Requests, statuses and bodies are those of Synapse 1.43, so a real worker can ask. Later versions add ``instance_name``,
 which selects the facts of one writer. If ``REPLSITE_REPLICATION_SECRET`` is set, a request must have this secret as its
-bearer token. If not, only this machine and the networks of ``REPLSITE_PLAIN_NETWORKS`` may ask, and not through a
-proxy.
+bearer token. If it is not set, only this machine and the networks of ``REPLSITE_PLAIN_NETWORKS`` may ask, and only
+without a proxy.
 
 For half an hour, a request with the same transaction ID and the same arguments gets the same answer again. Synapse 1.43
 compares only the ID, so it can answer with another stream's facts.
@@ -280,7 +280,10 @@ def _answered_position(question: RangeQuery, stored: Mapping[str, StoredPosition
 
 
 def _encoded(rows: Iterable[FollowedRow], announced_as: str, *, with_instances: bool) -> tuple[list[bytes], int | None]:
-    """Returns the encoded updates. If the size limit cut the answer, also returns its last token, else None."""
+    """Returns the encoded updates, and their last token.
+
+    If the size limit did not cut the answer, returns None in place of the token.
+    """
     found: list[bytes] = []
     size = last = 0
     for token, fact in groupby(rows, lambda row: row.token):

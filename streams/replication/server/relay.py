@@ -1,9 +1,9 @@
-"""Relays commands of one worker to all others: directly to clients of this server, by NOTIFY to those of other servers.
+"""Relays a worker's commands to all other clients: directly on this server, and by NOTIFY to the other servers.
 
-Such commands are hints and not facts: losing one is harmless, and none is stored. Only those in ``RELAYED`` are passed
-on, in both directions. From other servers, only commands of sessions whose role may write are accepted
-(``streams.reading.trust``), because every role that may connect can send NOTIFY. Lines travel as base64 in parts, since a
-payload of NOTIFY holds no NUL and fewer than 8,000 bytes.
+These commands are hints and not facts: losing one is harmless, and none is stored. Only the commands in ``RELAYED`` are
+relayed, whether they come from a client or from another server. Commands from other servers are accepted only if the
+role of the sending session may write (``streams.reading.trust``), because every role that may connect can send NOTIFY.
+Lines travel as base64 in parts, since a payload of NOTIFY holds no NUL and fewer than 8,000 bytes.
 
 Commands that Synapse 1.43 does not know go only to clients that have sent such a command themselves. Other clients
 would end the connection. Assumes a single event loop.
@@ -63,7 +63,7 @@ _MOST_UNFINISHED = 1_000
 
 
 class Part(NamedTuple):
-    """A part of a message that one server sends to all, as one payload of NOTIFY carries it."""
+    """One part of a message that a server sends to all servers. Each part is the payload of one NOTIFY."""
 
     server: str
     message: str
@@ -92,7 +92,10 @@ def parts_of(server: str, data: bytes) -> list[str]:
 
 
 def notify_all(cursor: Any, server: str, data: bytes) -> None:
-    """Sends the lines to every server. The parts of a message arrive together, since one transaction sends them."""
+    """Sends ``data``, which holds lines, to every server as one message.
+
+    One transaction sends all parts of the message, so they arrive together.
+    """
     channel = driver.channel(cursor, CHANNEL)
     cursor.execute("SELECT pg_notify(%s, part) FROM unnest(%s::text[]) AS part", [channel, parts_of(server, data)])
 
@@ -107,7 +110,7 @@ class _Listener(NotifyListener[Part]):
         self._told_at = -math.inf
 
     def take(self, heard: Sequence[tuple[int, str]]) -> list[Part]:
-        """Returns the parts that trusted sessions sent. Counts and drops everything else."""
+        """Returns the parts that trusted sessions sent. Counts and drops all other payloads."""
         trusted = self._trusted.of({session for session, _ in heard}, self._connection.cursor) if heard else set()
         strangers = {session for session, _ in heard} - trusted
         if strangers and time.monotonic() > self._told_at + TELL_SECONDS:

@@ -1,9 +1,9 @@
 """Stores what workers report: users that sync, federation acknowledgements, and users' addresses.
 
-Reports are taken on the event loop into a bounded buffer, and a thread writes them a moment later. The tables show them
-to every process. Syncing users belong to the connection that reported them, and are removed with it. A connection without
-a command for `worker_silence_seconds` is removed, in case its server has died. Counts of sent and received commands are
-written in the same transactions. Assumes a single event loop.
+Reports are taken on the event loop into a bounded buffer, and a thread writes them to tables a moment later. Every
+process can read these tables. A syncing user belongs to the connection that reported the user, and is removed with this
+connection. A connection without a command for `worker_silence_seconds` is removed from the tables, in case its server
+has died. Counts of sent and received commands are written in the same transactions. Assumes a single event loop.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NEWS_SECONDS, FORGET_SECONDS, COUNT_SECONDS = 30.0, 30.0, 2.0
 
 @dataclass(slots=True)
 class _Batch:
-    """The rows and deletions of one transaction."""
+    """The reports, rows and counts that one transaction writes. ``forget`` is true if it also deletes old rows."""
 
     reports: Reports
     connections: list[dict[str, Any]] = field(default_factory=list)
@@ -120,7 +120,7 @@ class WorkerReports:
         self._buffer.dropped[command.WORD] += 1
 
     def _within_rate(self, peer: ReplicationClient, commands: list[Command]) -> list[Command]:
-        """Returns the commands that may be relayed now. Drops and counts those above the limits per second.
+        """Returns the commands that may be relayed now. Drops and counts the commands above the limits per second.
 
         The limits exist because a relayed command is written to every client.
         """
@@ -163,7 +163,7 @@ class WorkerReports:
         return batch or None
 
     def _news(self, now: float) -> list[dict[str, Any]]:
-        """Returns the rows of connections that were not written yet, or not within the last ``NEWS_SECONDS``."""
+        """Returns a row for each worker connection whose row was not written within the last ``NEWS_SECONDS``."""
         due = [key for key in self._buffer.connections() if now >= self._told.get(key, 0.0) + NEWS_SECONDS]
         rows = []
         for key in due:
@@ -175,9 +175,9 @@ class WorkerReports:
         return rows
 
     def _counts(self, now: float) -> list[dict[str, Any]]:
-        """Returns by how much each count grew since the last time.
+        """Returns by how much each count grew since this method last returned counts.
 
-        Returns nothing if the last time was less than ``COUNT_SECONDS`` ago.
+        Returns nothing if that was less than ``COUNT_SECONDS`` ago.
         """
         if now < self._count_due:
             return []

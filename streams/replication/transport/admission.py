@@ -1,9 +1,9 @@
 """Admission of a TCP connection: checks limits, the client's network, the first byte and the certificate, and does TLS.
 
-An `Admission` sits between the socket's transport and the application protocol above it. For plain text it hands the
-socket over and is no longer involved. For TLS it stays, as the transport of the protocol above. TLS runs on memory
-buffers (``ssl.MemoryBIO``). A refused client therefore receives the TLS alert, or a line with the reason, on any event
-loop.
+An `Admission` sits between the socket's transport and the application protocol above it. If the client uses plain text,
+the `Admission` hands the socket over and is no longer involved. If the client uses TLS, the `Admission` stays, as the
+transport of the protocol above. TLS runs on memory buffers (``ssl.MemoryBIO``). A refused client therefore receives the
+TLS alert, or a line with the reason, on any event loop.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ class Admission(asyncio.Protocol):
         self._refuse(Refusal.TIMEOUT, _NEEDS_TLS if self._state is _State.FIRST_BYTE else b"")
 
     def _refuse(self, reason: Refusal, text: bytes, detail: str = "") -> None:
-        """Sends the reason, if any, and closes the connection after ``LINGER_SECONDS``."""
+        """Sends ``text``, if any, and closes the connection after ``LINGER_SECONDS``."""
         self._cancel_timer()
         self._state = _State.REFUSED
         self._keeper.refused(reason, self._host, detail)
@@ -236,7 +236,10 @@ class Admission(asyncio.Protocol):
         self._set_timer(LINGER_SECONDS, self._raw.abort)
 
     def _turn_away(self, reason: Refusal) -> None:
-        """Refuses a connection above a limit and closes it at once."""
+        """Closes a connection above a limit at once.
+
+        First sends the reason, unless the client may use TLS only.
+        """
         self._state = _State.REFUSED
         self._keeper.refused(reason, self._host)
         # A client that uses TLS could not make sense of a line of text.

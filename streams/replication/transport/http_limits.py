@@ -1,6 +1,6 @@
-"""Limits for HTTP and WebSocket connections under daphne, which has none: numbers, times, and memory per client.
+"""Limits for HTTP and WebSocket connections under daphne, which has none: numbers, times, and memory for clients.
 
-A connection counts from its first byte to its last, also after it became a WebSocket. At a limit, connections that wait
+A connection counts from its beginning to its end, also after it became a WebSocket. At a limit, connections that wait
 for their client are closed to make room. Silence, half a request, or an answer that is not read cost a client nothing,
 so such connections must not keep other clients out. Pipelined requests are processed one by one, each after the
 previous answer was accepted by the transport. All code here runs in the reactor's thread.
@@ -87,7 +87,7 @@ class HttpBounds:
 
 
 class _Phase(enum.Enum):
-    """The next step that an HTTP connection waits for."""
+    """What an HTTP connection waits for at present."""
 
     IDLE = "a request"
     HEAD = "the rest of a head"
@@ -185,7 +185,7 @@ class HttpLimits:
     def _has_room(self, host: str) -> bool:
         """Returns true if one more connection from ``host`` is allowed. Otherwise counts a refusal.
 
-        At a limit, waiting connections are closed to make room.
+        At a limit, connections that wait for their client are closed to make room.
         """
         key = self._key(host)
         of_address = self._of_address.get(key, {}) if key else {}
@@ -200,8 +200,8 @@ class HttpLimits:
     def _give_way(self, connections: Iterable[_Counted], limit: int) -> bool:
         """Ends some connections that wait for their client. Returns false if there were none.
 
-        It ends up to `_GIVE_WAY_PERCENT` of ``limit``, at least one. Connections of the address with the most waiting ones
-        go first; among them, those that have waited longest.
+        Ends up to `_GIVE_WAY_PERCENT` of ``limit``, but at least one. Begins with the address that has the most such
+        connections, and there with those that have waited longest.
         """
         # Several are ended at once: this visits every connection, and a flood would otherwise repeat it for each new one.
         waiting = [connection for connection in connections if connection.waits_for_client]
@@ -215,7 +215,7 @@ class HttpLimits:
     def _free_memory(self) -> None:
         """Cuts connections until the bytes held for all clients are within ``buffer_bytes``.
 
-        Connections that wait for their client are cut first; among them, those that have waited longest.
+        Connections that wait for their client are cut first, and of these the ones that have waited longest.
         """
         self._written = 0
         held = {connection: size for connection in self._connections if (size := connection.held_bytes)}
@@ -291,8 +291,9 @@ class _Counted(ProtocolWrapper):
 
     @property
     def held_bytes(self) -> int:
-        """Returns the bytes that are kept of the request's body, and of answers that the kernel has not accepted yet.
+        """Returns the number of bytes held for this connection.
 
+        These are the received bytes of a request's body, and bytes of answers that the kernel has not accepted yet.
         WebSocket output does not count here; it has a limit of its own.
         """
         return self._body_bytes + (0 if self._is_websocket else _waiting_bytes(self.transport))
@@ -302,7 +303,7 @@ class _Counted(ProtocolWrapper):
         return isinstance(self.wrappedProtocol, WebSocketProtocol)
 
     def holds(self, more: int) -> None:
-        """Adds ``more`` bytes of a request's body."""
+        """Counts ``more`` received bytes of a request's body."""
         self._body_bytes += more
         self._limits.wrote(more)
 
@@ -351,7 +352,10 @@ class _Counted(ProtocolWrapper):
         self.loseConnection()
 
     def give_way(self) -> None:
-        """Releases the connection's place and ends it. The client receives status 503 unless output is still waiting for it."""
+        """Ends the connection, and releases its place at once.
+
+        The client receives status 503. If earlier output still waits for the client, the connection is aborted instead.
+        """
         self._limits.count(GAVE_WAY, _host(self.transport))
         if self._phase is _Phase.ANSWER or _waiting_bytes(self.transport):
             self.cut()
@@ -362,7 +366,7 @@ class _Counted(ProtocolWrapper):
         self.loseConnection()
 
     def cut(self, reason: str = "") -> None:
-        """Releases the connection's place and aborts it."""
+        """Aborts the connection, and releases its place at once. Counts ``reason``, if it is given."""
         transport: Any = self.transport
         if reason and not self._is_cut:
             self._limits.count(reason, _host(transport))
@@ -371,7 +375,7 @@ class _Counted(ProtocolWrapper):
         transport.abortConnection()
 
     def _cut_when_slow(self, output: SharedOutput) -> None:
-        """Aborts a WebSocket whose client leaves more than ``websocket_buffer_bytes`` untaken."""
+        """Aborts a WebSocket if more than ``websocket_buffer_bytes`` wait for its client."""
         transport: Any = self.transport
         waiting = output.waiting_bytes + _waiting_bytes(transport)
         if waiting > self._limits.bounds.websocket_buffer_bytes:
@@ -426,15 +430,15 @@ class _PacedChannel(http.HTTPChannel):
 
 
 def _waiting_bytes(transport: Any) -> int:
-    """Returns the bytes that the kernel has not accepted. Twisted keeps them in two buffers."""
+    """Returns the number of output bytes that the kernel has not accepted. Twisted keeps them in two buffers."""
     return len(transport.dataBuffer) - int(transport.offset) + int(transport._tempDataLen)
 
 
 def _kernel_bytes(transport: Any) -> int:
-    """Returns the bytes that the kernel has accepted and the client has not acknowledged.
+    """Returns the number of bytes that the kernel has accepted and the client has not acknowledged.
 
-    The kernel accepts more only when a third of its buffer is free. Without this figure, a client that takes 2 kB a second
-    would seem to take nothing for half a minute, and would be cut.
+    The kernel accepts more only when a third of its buffer is free. Without this number, a client that takes 2 kB a
+    second would seem to take nothing for half a minute, and would be cut.
     """
     made = getattr(transport, "socket", None)
     return kernel_bytes(made.fileno())[0] if made is not None else 0

@@ -1,4 +1,4 @@
-"""Helps to close a listener without resetting connections that the kernel has opened for it.
+"""Helps to close a listener without resetting connections that wait to be accepted.
 
 On systems other than Linux, a few connections may be reset.
 """

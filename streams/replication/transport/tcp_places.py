@@ -1,9 +1,9 @@
 """Places for raw TCP connections, and the choice of the connection to close when there are too many.
 
 A connection takes a place when it is accepted. It is *unknown* until its client has stated what it wants. Silence, an
-endless handshake or a single byte cost a client nothing, so they must not keep other clients out. To make room, the
-oldest unknown connection of the address with the most unknown ones is closed. A known connection keeps its place.
-Therefore each address may have only a share of the places.
+endless handshake or a single byte cost a client nothing, so unknown connections must not keep other clients out. To
+make room, the server finds the address with the most unknown connections, and closes the oldest of these. A known
+connection keeps its place. Therefore each address may have only a share of the places.
 """
 
 from __future__ import annotations

@@ -411,7 +411,7 @@ class AsgiServer(DaphneServer):
         self._http_ports.append(port)
 
     async def _finish_requests(self) -> None:
-        """Accepts the connections that the kernel has opened, closes the HTTP ports, and waits for open requests."""
+        """Accepts connections that wait at the HTTP ports, closes the ports, and waits for open requests."""
         started = time.monotonic()
         for port in self._http_ports:
             drop_handshakes(port.socket)
@@ -453,5 +453,5 @@ def _tls_extension(transport: asyncio.Transport) -> Message:
 
 
 def _address(name: Any) -> list[Any] | None:
-    """Returns the address as ASGI's ``[host, port]``, or null if it is none (a socket file)."""
+    """Returns the address as ASGI's ``[host, port]``, or null for a socket file, which has no such address."""
     return [name[0], name[1]] if isinstance(name, tuple) else None
