@@ -221,7 +221,7 @@ def _can_be_stored(value: str) -> bool:
 
 
 def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) -> dict[int, State]:
-    """Returns for each group its entries at these keys. Groups without an entry there are left out."""
+    """Returns for each group its entries at these keys. A group that has no entry at any of the keys is left out."""
     asked = _storable_keys(keys)
     found: dict[int, State] = {}
     types, state_keys = [key[0] for key in asked], [key[1] for key in asked]
@@ -237,14 +237,18 @@ def _at_keys(groups: Collection[int], keys: Collection[StateKey], using: str) ->
 
 
 class _Chains:
-    """The chains below some wanted groups, and the states that the rows of these chains add up to."""
+    """Computes the states of some wanted groups from the rows of the chains on which these groups build."""
 
     def __init__(self) -> None:
         self._spans: dict[int, dict[int, int]] = {}
         self._rows: dict[int, list[tuple[int, StateKey, str | None]]] = {}
 
     def take(self, row: tuple[Any, ...]) -> None:
-        """Adds a row of ``_MANY``: a chain below a wanted group, or an entry of a chain."""
+        """Adds a row of the query ``_MANY``.
+
+        The row is either a chain on which a wanted group builds, with the highest group to read in that chain. Or it is
+        one delta row of a chain.
+        """
         wanted, chain, group, event_type, state_key, event_id = row
         if wanted is None:
             self._rows.setdefault(chain, []).append((group, (event_type, state_key), event_id))
@@ -257,7 +261,7 @@ class _Chains:
     def states(self) -> dict[int, State]:
         """Returns the states of the wanted groups.
 
-        Each chain is applied once, after the chain below, which has a lower ID.
+        Each chain is read once, after the chain on which it builds. The chain below always has a lower ID.
         """
         below, ends = self._places()
         at: dict[int | None, State] = {None: {}}
@@ -275,7 +279,11 @@ class _Chains:
         return {group: at[group] for group in self._spans}
 
     def _places(self) -> tuple[dict[int, int | None], dict[int, set[int]]]:
-        """Returns two maps: chain -> the group below it, and chain -> its groups at which a state is needed."""
+        """Returns two maps, both by chain.
+
+        The first has the group on which the chain builds, or null if it builds on none. The second has the groups of
+        the chain whose states are needed.
+        """
         below: dict[int, int | None] = {}
         ends: dict[int, set[int]] = {}
         for spans in self._spans.values():

@@ -160,7 +160,10 @@ class _Cached(Generic[T]):
         return key
 
     def _may_keep(self, connection: BaseDatabaseWrapper, key: Key) -> bool:
-        """Returns true if values may be served and kept in the present transaction."""
+        """Returns true if a value of ``key`` may be served and kept in the present transaction.
+
+        Returns false if the transaction has changed the key itself, or has a fixed snapshot.
+        """
         return not is_changed_here(connection, self.name, key) and not _is_frozen(connection)
 
 
@@ -218,9 +221,9 @@ class AsyncCachedFunction(_Cached[T]):
 
     @staticmethod
     def _may_keep_in_thread() -> bool:
-        """Returns true unless the transaction has a fixed snapshot.
+        """Returns true unless the present transaction has a fixed snapshot.
 
-        Call it in the thread that runs the function's queries.
+        Must be called in the thread that runs the queries of the cached function.
         """
         return not _is_frozen(_connection())
 
@@ -234,9 +237,9 @@ class AsyncCachedFunction(_Cached[T]):
 
 
 class _Fill:
-    """A commit hook that stores a value. If Django discards the hook after a rollback, the hook abandons its ticket.
+    """A commit hook that stores a prefilled value under its ticket. ``CacheStore`` explains tickets.
 
-    ``CacheStore`` explains tickets.
+    If Django discards the hook after a rollback, the ticket is abandoned and the value is not stored.
     """
 
     def __init__(self, store: CacheStore, ticket: Ticket, value: Any) -> None:
@@ -260,6 +263,9 @@ def _connection() -> BaseDatabaseWrapper:
 
 
 def _is_frozen(connection: BaseDatabaseWrapper) -> bool:
-    """Returns true in a transaction with a fixed snapshot, because what it reads now may be outdated already."""
+    """Returns true in a transaction with a fixed snapshot.
+
+    The rows that such a transaction reads may be outdated already.
+    """
     level = getattr(connection, "isolation_level", None)
     return connection.in_atomic_block and level is not None and int(level) in driver.SNAPSHOT_LEVELS

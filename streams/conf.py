@@ -29,11 +29,11 @@ class StreamSettings:
     writers: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Stream -> names or patterns that may write it. A stream that is not listed may be written by every instance."""
     readers: Sequence[str] = ()
-    """Names of required readers. One that is not seen is reported as missing."""
+    """Names of required readers. A required reader that is not seen is reported as missing."""
     send_federation: bool = True
-    """This site sends to other servers itself. If not, the stream ``federation`` is announced to processes that do."""
+    """True: this site itself sends to other servers. False: other processes do; ``federation`` is announced to them."""
     announce_interval_seconds: float = 0.05
-    """Shortest time between two announcements of an idle writer, which follow the positions of other writers."""
+    """Shortest time between two announcements by which an idle writer follows the positions of other writers."""
     heartbeat_seconds: float = 1.0
     """Time between two heartbeats of a process. After three missed ones it counts as gone."""
     lease_timeout_seconds: float = 10.0
@@ -41,7 +41,7 @@ class StreamSettings:
     failover_keeps_epoch: bool = False
     """A promoted standby has every commit (synchronous replication), so its database does not count as restored."""
     retired_shown_seconds: float = 3600.0
-    """Time for which a retired writer is listed. Its row stays, since tokens name it by its key."""
+    """Time for which a retired writer is listed. The writer's row stays, since tokens name the writer by its key."""
     ping_interval_seconds: float = 5.0
     """A PING is sent when nothing else was sent for this long."""
     ping_timeout_seconds: float = 15.0

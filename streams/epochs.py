@@ -16,9 +16,9 @@ database or table number     a dump was loaded into the same cluster
 timeline                     a recovery to a point in time, or a promoted standby
 ===========================  =================================================================
 
-A promoted standby may lack the primary's last commits, unless it is a synchronous one. ``REPLSITE_FAILOVER_KEEPS_EPOCH``
-declares that it is. A restore that cannot be detected (files put back under a stopped server without a recovery) is
-declared with ``manage.py check_streams --new-epoch``.
+A promoted standby may lack the primary's last commits, unless its replication was synchronous.
+``REPLSITE_FAILOVER_KEEPS_EPOCH`` declares that the replication is synchronous. A restore that cannot be detected (files
+put back under a stopped server without a recovery) is declared with ``manage.py check_streams --new-epoch``.
 
 Called with a cursor of any connection, in a transaction or not.
 """
@@ -161,7 +161,7 @@ def _read_identity(cursor: Any) -> tuple[str, Identity | None, Identity]:
 def _begin(cursor: Any, before: str | None, reason: str, now: Identity) -> str:
     """Begins an epoch and returns its word.
 
-    If another process begins one at the same moment, returns that one's word.
+    If another process begins an epoch at the same moment, returns the word of that epoch.
     """
     # An epoch has one successor (`follows` is unique). A and B detect a restore at once: A inserts its word, B's insert
     # waits for A's commit and inserts nothing, and B returns A's word.

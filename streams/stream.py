@@ -54,8 +54,9 @@ class Stream(BoundStream):
     def current(self, using: str | None = None) -> Current:
         """Returns the stream's current positions, by one query.
 
-        The result has a minimum and a maximum. The minimum is what another process may wait for: every fact up to it is
-        complete. The maximum is what is announced: an idle writer claims the highest ID that it has seen announced.
+        The result has a minimum and a maximum. Use the minimum as a position for which another process waits: every
+        fact up to it is complete. The maximum is the position that is announced. It is higher if an idle writer has
+        moved its own position to the highest ID that it has seen announced.
         """
         return current(self, using)
 

@@ -65,7 +65,7 @@ def federation_acknowledged() -> dict[str, int]:
 def last_seen(user_id: str) -> datetime | None:
     """Returns the time at which the user was last seen on any device.
 
-    None: never, or so long ago that it was deleted.
+    Returns None if the user was never seen, or so long ago that the record was deleted.
     """
     return _sights(user_id).values_list("last_seen_at", flat=True).first()
 
@@ -78,8 +78,8 @@ def seen_addresses(user_id: str) -> list[LastSeen]:
 def remote_server_up(server_name: str) -> None:
     """Notifies all workers on all servers, after the commit, that a remote server can be reached again.
 
-    The message is only a hint. Servers accept it only from a database session that may write, and that still exists a
-    moment later. Raises `UnsendableCommand` for a name that does not fit in a line.
+    The message is only a hint. Servers ignore it if the role of this database session has no right to write, or if the
+    session has ended a moment later. Raises `UnsendableCommand` for a name that does not fit in a line.
     """
     from streams.replication.server.relay import notify_all  # noqa: PLC0415 - loads what only servers need
 
@@ -99,9 +99,9 @@ def on_remote_server_up(handler: Callable[[str], None]) -> Callable[[], None]:
 
 
 def _syncing() -> QuerySet[SyncingUser]:
-    """Returns the syncing users of connections that were heard of recently.
+    """Returns the syncing users of all worker connections with news in the last ``worker_silence_seconds``.
 
-    A replication server that died leaves rows behind. They are ignored after ``worker_silence_seconds``.
+    A replication server that died leaves rows of older connections behind. These rows are ignored.
     """
     given = stream_settings()
     fresh = Q(last_news_at__gte=Now() - timedelta(seconds=given.worker_silence_seconds))

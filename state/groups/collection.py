@@ -3,9 +3,9 @@
 A group is *needed* if it is the state after an event, or the state before an event. A group that is neither needed nor
 below a needed group is deleted. A group that is not needed, but lies below a needed group in the same chain, is merged.
 
-A *run* is a row of neighbouring groups to merge. The run is merged into one group, its *target*, which keeps the newest
-entry of each key. The target is the group right above the run. If the run begins its chain, the target is the first
-group of the chain instead, because the chain is named by the ID of that group.
+A *run* is a sequence of neighbouring groups to merge. They are merged into one group, the *target* of the run, which
+keeps the newest entry of each key. The target is the group right above the run. If the run begins its chain, the target
+is the first group of the chain instead, because the chain is named by the ID of that group.
 
 The plan stores no group in full. Rows are deleted or moved, and no row is added. A group on which several chains build
 stays as it is, because each of these chains would need a copy of its rows.

@@ -56,9 +56,9 @@ class WrittenRows:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The state of an old group, as ``changes`` on top of the new group ``base``.
+    """The state of an old group, written as ``changes`` on top of the state of the new group ``base``.
 
-    A null ``base`` is the empty state.
+    A null ``base`` stands for the empty state.
     """
 
     base: int | None
@@ -78,7 +78,7 @@ class Compression:
         self._digests: dict[int, int] = {}
         self._by_state: dict[int, int] = {}
         self._left_out: dict[int, _Place] = {}
-        """Digest -> place of a state that was left out. Another group with the same state gets the same place."""
+        """Digest -> a state that has no new group yet. Old groups with equal states share one ``_Place``."""
         self._by_step: dict[tuple[int | None, int], int] = {}
         self._latest: deque[int] = deque(maxlen=_LATEST)
 
@@ -110,7 +110,7 @@ class Compression:
         self._places.update((group, _Place(number, {})) for number, group in ids.items())
 
     def begin_round(self) -> None:
-        """Makes later groups begin new chains, because other transactions may have extended the chains so far."""
+        """Makes later groups begin new chains, because other transactions may have extended the present chains."""
         self.builder.end_chains()
 
     def rows(self) -> WrittenRows:
@@ -119,7 +119,10 @@ class Compression:
         return WrittenRows(len(kept), sum(len(self.builder.step(number)[1]) for number in kept))
 
     def _place(self, prev: int | None, changes: Changes) -> _Place:
-        """Returns the state of an old group as a place. Changes that have no effect on the state are left out."""
+        """Returns the state of an old group, which is ``changes`` on top of the old group ``prev``.
+
+        Changes that have no effect on the state are left out.
+        """
         below = _Place(None, {}) if prev is None else self._places[prev]
         whole = {**below.changes, **changes}
         return _Place(below.base, {key: new for key, new in whole.items() if self._old(below.base, key) != new})
@@ -134,9 +137,10 @@ class Compression:
         return digest & _MASK
 
     def _step(self, place: _Place, digest: int, changes: Changes) -> int:
-        """Returns the number of a group that builds directly on the group with the state before.
+        """Returns the number of the new group for the state after an accepted state event.
 
-        Raises ``StepTooLarge`` if the change is too large for that.
+        The new group builds directly on the group with the state before the event, or on a full copy of that group.
+        Raises ``StepTooLarge`` if the event changes too many entries for one delta.
         """
         step = place.base, digest
         if step not in self._by_step:
@@ -152,11 +156,12 @@ class Compression:
         return self._by_step[step]
 
     def _state(self, place: _Place, digest: int) -> int:
-        """Returns the number of a group for a state, on ``place.base`` or on the latest group, whichever is cheaper.
+        """Returns the number of a group that has the state ``place``.
 
-        The cost is the number of rows and hops. Without a base, the state is compared with the latest ``_LATEST``
-        groups. On the shipped rooms, comparing with more groups saved no rows. It led to more hops, and the copies that
-        then became necessary cost as much as was saved.
+        The group builds on ``place.base`` or on the latest new group, whichever needs fewer rows and hops. If
+        ``place.base`` is null, the last ``_LATEST`` new groups are compared instead. On the shipped rooms, comparing
+        with more groups saved no rows. It led to more hops, and the copies that then became necessary cost as much as
+        was saved.
         """
         state = {} if place.base is None else self.builder.expand(place.base)
         for key, new in place.changes.items():

@@ -97,7 +97,7 @@ class GroupBuilder:
         return number if number is not None else self._add_full_on(base, changes)
 
     def end_chains(self) -> None:
-        """Makes every later group open a new chain, because another transaction may have extended the chains so far."""
+        """Makes each later group open a new chain, because another transaction may have extended the present chains."""
         self._tips = dict.fromkeys(self._tips, -1)
 
     def add_nearest(self, bases: Mapping[int, Mapping[StateKey, str]], state: Mapping[StateKey, str]) -> int:
@@ -235,7 +235,7 @@ class GroupBuilder:
     def kept(self, groups: Iterable[int]) -> set[int]:
         """Returns the given groups and all groups below them.
 
-        All of these must be stored, or ``groups`` cannot be read.
+        To read one of ``groups``, all groups below it must be stored as well.
         """
         found: set[int] = set()
         for group in groups:

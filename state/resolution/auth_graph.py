@@ -72,7 +72,7 @@ class AuthGraph:
 
         The auth chain of a set includes the set itself. The events in ``common`` belong to every set, in addition to
         the members listed in ``sets``. The walk visits all given events. Beyond them it visits only events that rank
-        above the lowest event of the answer.
+        above the lowest event of the result.
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {event_id: full for event_id in common if event_id in self.events}
@@ -98,9 +98,10 @@ class AuthGraph:
     def recent_difference(
         self, sets: Sequence[Collection[str]], is_common: Callable[[str], bool], most: int
     ) -> set[str] | None:
-        """Returns the auth difference as ``difference`` does, or null if it reaches below the ``most`` highest ranks.
+        """Returns the auth difference as ``difference`` does.
 
-        ``is_common`` returns true for events that belong to every set. ``rank`` must have been called for all events.
+        Returns null if events below the ``most`` highest ranks would have to be visited. ``is_common`` returns true for
+        events that belong to every set. ``rank`` must have been called for all events.
         """
         full = (1 << len(sets)) - 1
         reached: dict[str, int] = {}
@@ -122,7 +123,10 @@ class AuthGraph:
         return None if partial else found
 
     def _reach(self, reached: dict[str, int], sets: Sequence[Collection[str]]) -> None:
-        """Marks in ``reached``, for each known event, the sets that contain it: one bit for each set."""
+        """Records in ``reached`` which of the sets contain each known event.
+
+        The value of an event is a bit mask: bit *n* is 1 if the *n*-th set contains the event.
+        """
         for number, members in enumerate(sets):
             for event_id in members:
                 if event_id in self.events:
@@ -164,7 +168,10 @@ class AuthGraph:
         return found
 
     def _below(self, event_id: str, rank: int) -> list[str]:
-        """Returns the auth events of an event, whose rank is ``rank``, without those that would close a cycle."""
+        """Returns the auth events of an event that rank below ``rank``, which is the rank of the event itself.
+
+        The other auth events would close a cycle.
+        """
         return [other for other in self.auth_ids(event_id) if self.rank(other) < rank]
 
     # --- what the own auth events tell --------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 The result equals that of ``state.resolution.resolve`` on the full states. The time of that function grows with the size
 of the states. Here time grows with the changes between the groups, and with the state events since the oldest disputed
-event. If there are more of these events than a state has entries, there is no answer. Nor is there one if no group lies
-below all the groups. The caller then resolves the full states.
+event.
+
+In three cases nothing is resolved here, and the caller has to resolve the full states. The room has version 1. Or there
+are more state events since the oldest disputed event than a state has entries. Or no group lies below all the groups.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ def resolve_near(
 ) -> Mapping[int, Changes] | None:
     """Returns for each group (at least two) the changes from its state to the resolved state.
 
-    Returns null if there is no answer; the caller then resolves the full states. There is never one in room version 1.
-    All events of the states must have been ranked (``AuthGraph.rank``). That is so while a whole history is processed.
+    Returns null if the caller has to resolve the full states; the module lists the cases. All events of the states must
+    have been ranked (``AuthGraph.rank``). While a whole history is processed, all its events have been ranked.
     """
     if rules.version.resolution is Resolution.V1:
         return None
@@ -53,7 +55,7 @@ def resolve_near(
 
 
 class _Agreed:
-    """The entries that are the same in all groups. A key in ``disputed`` has none."""
+    """The entries that are the same in all groups. ``disputed`` are the keys in which the groups differ."""
 
     def __init__(self, builder: GroupBuilder, group: int, disputed: set[StateKey]) -> None:
         self._builder, self._group, self._disputed = builder, group, disputed
@@ -71,5 +73,5 @@ def _is_agreed(graph: AuthGraph, agreed: _Agreed) -> Callable[[str], bool]:
 
 
 def _changes(builder: GroupBuilder, group: int, answer: Mapping[StateKey, str | None]) -> Changes:
-    """Returns the entries of ``answer`` that differ from the state of the group."""
+    """Returns those resolved entries (``answer``) that differ from the state of the group."""
     return {key: event_id for key, event_id in answer.items() if builder.lookup(group, key) != event_id}

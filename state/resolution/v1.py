@@ -1,6 +1,6 @@
 """State resolution of room version 1 (pure).
 
-A key is in conflict if states hold different events for it. A key that some states lack is not in conflict for that.
+A key is in conflict if states hold different events for it. That some states lack a key is no conflict.
 The candidates for power levels, join rules and memberships come first, and are tried from the oldest to the newest. The
 candidates for all other keys are tried from the newest to the oldest. Every candidate is sorted and authorised once.
 """
@@ -42,7 +42,10 @@ def resolve_v1(rules: AuthRules, events: Mapping[str, AuthEvent], maps: Sequence
 def _separate(
     events: Mapping[str, AuthEvent], maps: Sequence[StateMap]
 ) -> tuple[dict[StateKey, str], dict[StateKey, list[str]]]:
-    """Returns the entries without conflict, and for every other key the candidates that are known here."""
+    """Returns the entries without conflict, and the candidates of each key in conflict.
+
+    Events that are not known here are no candidates. A key without known candidates is left out.
+    """
     candidates: dict[StateKey, set[str]] = {}
     for state in maps:
         for key, event_id in state.items():
@@ -53,7 +56,7 @@ def _separate(
 
 
 class _Context:
-    """The state that authorises candidates: the entries without conflict, and the winners so far."""
+    """The state that authorises candidates: the entries without conflict, and the candidates that have won so far."""
 
     def __init__(self, events: Mapping[str, AuthEvent], agreed: StateMap) -> None:
         self._events = events
@@ -84,9 +87,9 @@ def _inverted_sha1(event_id: str) -> int:
 
 
 def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """Returns the last candidate before the first refused one. The order is from the oldest on.
+    """Tries the candidates of one key from the oldest to the newest. Returns the last one before the first refusal.
 
-    Each candidate is authorised by a state that contains the candidate before it.
+    Each candidate is authorised by a state that contains the candidate before it. The oldest one is not checked.
     """
     key = (by_age[0].type, by_age[0].state_key or "")
     best = by_age[0]
@@ -100,7 +103,7 @@ def _oldest_unbroken(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Co
 
 
 def _newest_allowed(rules: AuthRules, by_age: Sequence[AuthEvent], context: _Context) -> AuthEvent:
-    """Returns the newest candidate that is allowed, or the oldest if none is."""
+    """Returns the newest candidate that the state allows, or the oldest candidate if the state allows none."""
     for event in reversed(by_age):
         if rules.refusal(event, context) is None:
             return event

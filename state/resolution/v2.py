@@ -6,7 +6,7 @@ events among their auth events. Each candidate is authorised once, by the state 
 states share stay in any case.
 
 Time is linear in the size of the states. In addition it is O(n log n), where n counts the candidates, their auth
-events, and the part of the auth graph that is as recent as the oldest candidate (``state.resolution.auth_graph``).
+events, and the events of the auth graph that are not older than the oldest candidate (``state.resolution.auth_graph``).
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def settle(
 ) -> dict[StateKey, str]:
     """Returns the entries that resolution adds to ``agreed``, the entries that all states share.
 
-    ``disputed`` holds for each state its other events. ``candidates`` are the events in the auth chains of some states,
-    but not of all. The result may also have keys of ``agreed``. The caller ignores these.
+    ``disputed`` has a collection for each state: the events of this state's entries that are not in ``agreed``.
+    ``candidates`` are the events in the auth chains of some states, but not of all. The result may also have keys of
+    ``agreed``. The caller ignores these keys.
     """
     held = {event_id for members in disputed for event_id in members if event_id in graph.events}
     candidates = candidates | held
@@ -61,7 +62,7 @@ def settle(
 
 
 def _separate(maps: Sequence[StateMap]) -> tuple[dict[StateKey, str], list[set[str]]]:
-    """Returns the entries that all states share, and for each state the events of its other entries."""
+    """Returns the entries that all states share, and for each state the events of its remaining entries."""
     first, *others = maps
     apart: set[StateKey] = set()
     for state in others:
@@ -80,7 +81,10 @@ def _is_power_event(event: AuthEvent) -> bool:
 
 
 class _GrowingState:
-    """The entries that all states share, and the candidates that were added so far. An added one has precedence."""
+    """The entries that all states share, and the candidates that were added so far.
+
+    For a key that has both, the added candidate is used. In room version 12 the shared entries are left out.
+    """
 
     def __init__(self, events: Mapping[str, AuthEvent], base: Base) -> None:
         self._events = events
@@ -91,13 +95,17 @@ class _GrowingState:
         return self.added.get(key) or self._base.get(key)
 
     def event(self, key: StateKey) -> AuthEvent | None:
-        """Returns the event at this key, or null if it is rejected or unknown here."""
+        """Returns the event at this key, or null if there is none, or if that event is rejected or unknown here."""
         found = self._events.get(self.event_id(key) or "")
         return found if found is not None and found.rejected_reason is None else None
 
 
 class _Context:
-    """The state that authorises one candidate: the growing state, and else the candidate's own auth events."""
+    """The state that authorises one candidate.
+
+    For each key it has the event of the growing state. If the growing state has none, it has the candidate's own auth
+    event at that key, unless this auth event is rejected.
+    """
 
     def __init__(self, graph: AuthGraph, state: _GrowingState, event_id: str) -> None:
         own = (graph.events[other] for other in graph.auth_ids(event_id))
@@ -109,7 +117,7 @@ class _Context:
 
 
 def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Iterable[str]) -> None:
-    """Applies candidates in order. Adds each candidate that is allowed by the state as it is at its turn."""
+    """Goes through candidates in order. Adds each candidate that the state, as it has grown so far, allows."""
     for event_id in order:
         event = graph.events[event_id]
         if event.rejected_reason is None and rules.refusal(event, _Context(graph, state, event_id)) is None:
@@ -119,7 +127,9 @@ def _grow(rules: AuthRules, graph: AuthGraph, state: _GrowingState, order: Itera
 def _power_order(graph: AuthGraph, edges: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns events in reverse topological power order, each event after its auth events.
 
-    Among events whose auth events are done, the highest power of the sender comes first, then the oldest event.
+    ``edges`` maps each event to its auth events among these events. Among the events whose auth events have all been
+    returned, the event whose sender has the highest power level comes first. If the levels are equal, the oldest event
+    comes first.
     """
 
     def key(event_id: str) -> tuple[float, int, str]:
@@ -169,9 +179,10 @@ def mainline_order(graph: AuthGraph, event_ids: Collection[str], power_levels: s
 
 
 def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
-    """Returns the mainline position of an event; 0 if its chain never meets the mainline.
+    """Returns the number of the mainline event that an event's chain meets first; 0 if the chain never meets one.
 
-    Stores the result in ``epochs`` for all events on the chain, so that no chain is walked twice.
+    ``epochs`` maps mainline events to their numbers, counted from 1 for the oldest. The result is stored in ``epochs``
+    for all events on the chain, so that no chain is walked twice.
     """
     path: list[str] = []
     at: str | None = event_id
@@ -186,7 +197,7 @@ def _epoch(graph: AuthGraph, epochs: dict[str, int], event_id: str) -> int:
 def _older(graph: AuthGraph, event_id: str) -> str | None:
     """Returns the power levels event among an event's auth events.
 
-    Null if there is none, or if it would close a cycle.
+    Returns null if there is none, or if this power levels event would close a cycle.
     """
     other = graph.power_levels_event(event_id)
     return other if other is not None and graph.rank(other) < graph.rank(event_id) else None

@@ -85,9 +85,9 @@ class AuthRules:
         return levels
 
     def _by_sender_level(self, event: AuthEvent, levels: PowerLevels) -> str | None:
-        """Returns the same as ``_by_level``, cached by sender and type.
+        """Returns the same as ``_by_level``, and caches the result by sender and event type.
 
-        For events that are not state, nothing else matters.
+        This is for events that are no state events. For them, the result depends on nothing else.
         """
         key = event.sender, event.type
         known = self._by_sender.get(key, _UNKNOWN)
@@ -180,7 +180,8 @@ class AuthRules:
     def _redaction(self, event: AuthEvent, levels: PowerLevels) -> str | None:
         """Refuses a redaction that the sender may not make.
 
-        In later versions than 2 this is decided when it takes effect.
+        This is for room versions 1 and 2. In later versions, the right to redact is checked when the redaction takes
+        effect.
         """
         if levels.of_user(event.sender) >= levels.to_redact():
             return None

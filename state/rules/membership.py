@@ -68,7 +68,8 @@ def membership_refusal(change: MemberChange, signed_by: SignedBy) -> str | None:
 def _is_creators_first_join(change: MemberChange) -> bool:
     """Returns true for the join of the creator right after the create event.
 
-    The sender of the join is not compared. The rule is written that way, and all servers must decide alike.
+    The user who joins must be the creator. Whether the sender is the creator is not checked here: the specification
+    does not demand it, and all servers must decide alike.
     """
     creator = change.create.sender
     if not change.levels.version.newer_redactions:

@@ -43,7 +43,7 @@ def _names_creators(new: Mapping[str, Any], levels: PowerLevels) -> str | None:
 
 
 def _unreadable(content: Mapping[str, Any], version: RoomVersion) -> str | None:
-    """Returns the reason why a value that should be a level is not one, or null if all are valid."""
+    """Returns the reason why a value in the content is no valid level, or null if all levels are valid."""
     if reason := _unreadable_users(content.get("users", {}), version):
         return reason
     for place in ("events", "notifications"):
@@ -77,7 +77,11 @@ def _checked(place: str, version: RoomVersion) -> bool:
 def _changes(
     old: Mapping[str, Any], new: Mapping[str, Any], version: RoomVersion
 ) -> Iterator[tuple[str, str, Any, Any]]:
-    """Yields (place, key, old value, new value) for each level that is named in the old or in the new content."""
+    """Yields (name, key, old value, new value) for each level that the old or the new content may name.
+
+    ``name`` is the key of the content. ``key`` is the user, event type or notification whose level it is. It is empty
+    if the value under ``name`` is itself the level.
+    """
     for name in _NAMED:
         yield name, "", old.get(name), new.get(name)
     for place in ("users", "events", "notifications"):

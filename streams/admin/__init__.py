@@ -92,7 +92,7 @@ class ReaderAdmin(ReadOnlyAdmin):
 
 @admin.register(WriterResolution)
 class WriterResolutionAdmin(ReadOnlyAdmin):
-    """The actions of others on writers: retired as dead (with the evidence), asked to leave, or sessions ended."""
+    """What others did to a writer: retired it as dead (with the evidence), asked it to leave, or ended its sessions."""
 
     list_display = ("resolved_at", "action", "stream", "instance_name", "from_position", "to_position", "resolved_by")
     list_filter = ("action", "stream")

@@ -65,7 +65,10 @@ def free_acknowledged(cursor: Any) -> int:
 
 
 def free_old(stream_name: str) -> None:
-    """Deletes the rows that are older than ``KEEP_SECONDS`` says, in the caller's transaction if there is one."""
+    """Deletes the rows of a stream that are older than the stream's ``KEEP_SECONDS``.
+
+    Runs in the caller's transaction if there is one.
+    """
     table = registry.get(stream_name).declaration.tables[0]
     with connections[stream_settings().database].cursor() as cursor:
         cursor.execute(

@@ -164,7 +164,8 @@ class _Expiry:
         if seconds is None:
             connections.close_all()
             return None
-        # If a user's time has been over for that long, the room's lock is held by another session: try again later.
+        # If a user's time has been over for longer than the pause, another session holds the room's lock. Try again
+        # later.
         return _RETRY_SECONDS if seconds < -_RETRY_SECONDS else max(0.01, seconds)
 
 

@@ -25,9 +25,10 @@ _LOCK_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result for one stream: its three numbers, a verdict, and the fix if they are not in order.
+    """The result of the check for one stream.
 
-    The numbers are the sequence's value, the highest ID in the tables and the highest stored position.
+    It has three numbers: the sequence's value, the highest ID in the tables and the highest stored position.
+    ``verdict`` says which number is above the sequence's value, or ``ok``. ``fix`` names the remedy; empty if ``ok``.
     """
 
     stream: str
@@ -63,8 +64,8 @@ def _inspect(cursor: Any, stream: Stream) -> Finding:
     stored = stored_positions(cursor, [stream.name]).get(stream.name, {}).values()
     highest_stored = max((at.position for at in stored), default=0)
     in_tables = stream.table_maximum(cursor)
-    # The sequence is read last. If it were read first: it has 5, a live writer takes 6 and stores it, and the stored 6
-    # looks as if it were above the sequence.
+    # The sequence is read last. Otherwise: the check reads 5 from the sequence, a live writer takes 6 and stores
+    # position 6, and the check reads this position. The stored position then seems to be above the sequence.
     sequence = stream.sequence_value(cursor)
     verdict = _verdict(sequence, in_tables, highest_stored)
     finding = Finding(stream.name, sequence, in_tables, highest_stored, verdict, "")

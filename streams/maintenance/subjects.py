@@ -85,7 +85,7 @@ class MaintenanceCommand(SiteCommand):
             subject.add_arguments(chosen)
 
     def help_examples(self) -> Sequence[tuple[str, str]]:
-        """Returns the subjects' examples, each with the first sentence of its help."""
+        """Returns an example for each subject, with the first sentence of the subject's help."""
         parts = [_parts_of_help(subject) for subject in subjects(self.name).values()]
         return [(example, does.partition(". ")[0].rstrip(".")) for does, example in parts if example]
 

@@ -57,8 +57,8 @@ _CURSORS = """
 SELECT reader, base, seen_at < clock_timestamp() - %(horizon)s FROM streams_storedcursor WHERE stream = %(stream)s
 """
 #: Named readers with a stored cursor in this database are left out, because the cursor itself counts (``_CURSORS``). A
-#: closed connection holds nothing back. A Spark query or named reader that is closed does, because it continues where
-#: it was.
+#: closed connection holds nothing back. A closed Spark query or named reader does hold trimming back, because it will
+#: continue where it stopped.
 _READERS = """
 SELECT kind || ' ' || name, (positions -> %(stream)s)::text, heartbeat_at < clock_timestamp() - %(horizon)s
 FROM streams_reader
@@ -90,7 +90,7 @@ class Keep:
 class TrimRequest:
     """The arguments of a trimming.
 
-    ``ignored`` are names of readers that must not hold it back. The module explains ``horizon``.
+    ``ignored`` are names of readers that must not hold the trimming back. The module explains ``horizon``.
     """
 
     stream: Stream
@@ -106,7 +106,7 @@ class TrimRequest:
 class HoldingReader:
     """A reader that needs all facts above ``position``.
 
-    ``ignored`` is the reason why the reader does not hold the trimming back; empty if it does.
+    ``ignored`` is the reason why this reader is ignored. It is empty if the reader holds the trimming back.
     """
 
     reader: str
@@ -118,7 +118,8 @@ class HoldingReader:
 class TrimPlan:
     """The limit up to which a stream may be trimmed, and the readers that hold it back.
 
-    ``mark`` is the low-water mark, ``linear`` the linear position, and ``wanted`` the limit by the rule alone.
+    ``mark`` is the low-water mark, and ``linear`` the linear position. ``wanted`` is the limit that the rule (``Keep``)
+    alone would set.
     """
 
     stream: str
@@ -141,7 +142,7 @@ class TrimPlan:
 
 @dataclass(slots=True)
 class Trimmed:
-    """The result so far: the deleted rows, the last position, and the highest deleted fact of each writer."""
+    """The result so far: the number of deleted rows, the last position, and the highest deleted fact of each writer."""
 
     rows: int = 0
     position: int = 0
@@ -240,8 +241,8 @@ def reader_limit(vector: Mapping[str, int], stored: Mapping[str, Any], linear: i
 
     ``vector`` is the reader's ``{writer: position}``, ``stored`` the positions of the writers. The result is the
     reader's lowest position for a writer that it is behind. If the reader is behind no writer, the result is
-    ``linear``. A writer that is missing in ``vector`` entered at or above the lowest position in ``vector``. So that
-    position is used for it.
+    ``linear``. A writer that is missing in ``vector`` entered at or above the lowest position in ``vector``. So this
+    lowest position is used for such a writer.
     """
     low = lowest_unread(vector, {writer: one.position for writer, one in stored.items()})
     return linear if low is None else low
@@ -268,9 +269,9 @@ def _beyond_newest(cursor: Any, stream: Stream, facts: int, linear: int) -> int:
 def trim(cursor: Any, request: TrimRequest, pause: Callable[[float], object] = time.sleep) -> Iterator[Trimmed]:
     """Trims a stream batch by batch, and yields the total so far after each batch. With ``dry_run`` nothing is deleted.
 
-    It may be stopped after any batch and begun again. ``pause(seconds)`` is called before the first batch and after
-    each batch; a dry run does not pause. Raises ``NotTrimmable``, and ``TrimBusy`` while another process trims the
-    stream.
+    A trimming may be stopped after any batch and begun again. ``pause(seconds)`` is called before the first batch and
+    after each batch; a dry run does not pause. Raises ``NotTrimmable``, and ``TrimBusy`` while another process trims
+    the stream.
     """
     stream, done = request.stream, Trimmed()
     _check_trimmable(stream)

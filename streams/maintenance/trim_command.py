@@ -40,7 +40,7 @@ def register_subjects() -> None:
 
 
 def _checked(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Wraps ``read`` for argparse: turns a ``ValueError``, whose text argparse would hide, into its own error."""
+    """Wraps ``read`` so that argparse shows the text of a ``ValueError``. Argparse alone would hide this text."""
 
     def check(text: str) -> T:
         try:

@@ -105,7 +105,7 @@ class Typing(Fact):
 class TypingUser(models.Model):
     """A user who is typing in a room, until a given time.
 
-    In memory. Not a fact: facts of ``Typing`` are made from it.
+    In memory. A row is not a fact. The facts of ``Typing`` are made from these rows.
     """
 
     pk = models.CompositePrimaryKey("room_id", "user_id")

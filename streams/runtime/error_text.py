@@ -1,4 +1,4 @@
-"""The stored form of an error: one bounded, printable line without secrets (pure but for the settings).
+"""The stored form of an error: one bounded, printable line without secrets (pure, except that it reads the settings).
 
 More people see stored text than see a log, because it is shown on pages, and sent in JSON and in alerts.
 """

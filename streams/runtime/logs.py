@@ -30,7 +30,7 @@ def one_line(error: BaseException) -> str:
 class Condition:
     """A failure that lasts for a while, such as an unreachable database.
 
-    It may be reported often, and is logged once.
+    However often it is reported, only its beginning and its end are logged.
     """
 
     def __init__(self, log: Any, begins: str, ends: str, **who: Any) -> None:

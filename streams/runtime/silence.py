@@ -1,8 +1,8 @@
 """The time since the last sign of life of a process, by the database's clock (pure).
 
-If that clock was set back, a sign of life may lie in the future. Its age is then unknown, so it counts as being as old
-as it lies ahead. A living process gives its next sign within a second. A dead process would otherwise look alive until
-the clock reaches the old time again.
+If that clock was set back, a sign of life may lie in the future. Its age is then unknown. A sign that lies ten seconds
+ahead counts as ten seconds old. A living process gives its next sign within a second. Without this rule, a dead process
+would look alive until the clock reaches the time of the sign again.
 
 These functions decide which processes are alive. Deletion by age uses the plain difference of times instead, because an
 error there only keeps rows longer.
@@ -16,10 +16,13 @@ __all__ = ["silent_seconds", "silent_seconds_sql"]
 
 
 def silent_seconds(now: datetime, heard_at: datetime) -> float:
-    """Returns the seconds that have passed at ``now`` since the sign of life ``heard_at``."""
+    """Returns the seconds between the sign of life ``heard_at`` and ``now``, also if the sign lies in the future."""
     return abs((now - heard_at).total_seconds())
 
 
 def silent_seconds_sql(column: str) -> str:
-    """Returns an SQL expression for the same, for a time in ``column``, by the clock at the moment of evaluation."""
+    """Returns an SQL expression for ``silent_seconds``.
+
+    ``column`` holds the time of the sign of life. The present time is the database's clock when the row is read.
+    """
     return f"abs(extract(epoch FROM clock_timestamp() - {column}))::float8"

@@ -1,4 +1,4 @@
-"""A wake-up for a thread that waits for descriptors (pure)."""
+"""A pipe that wakes a thread which waits for file descriptors (pure)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ __all__ = ["WakeUp"]
 class WakeUp:
     """A pipe that wakes a waiting thread.
 
-    Writing takes no lock, so any thread may do it, and any callback of the garbage collector. The pipe is closed when
-    this object is freed, and never explicitly: its owner drops the reference. With an explicit close, A reads the
-    number of the descriptor, B closes it, C opens a file that gets the number, and A writes into C's file. Keep the
-    object out of reference cycles: there it would stay open until the garbage collector runs.
+    ``ring`` takes no lock, so any thread may call it, and so may any callback of the garbage collector.
+
+    The pipe is closed when this object is freed, and there is no method that closes it. Otherwise: thread A reads the
+    number of the descriptor, thread B closes the pipe, thread C opens a file that gets the same number, and A writes
+    into C's file. Keep the object out of reference cycles. In a cycle, the pipe would stay open until the garbage
+    collector runs.
     """
 
     def __init__(self) -> None:

@@ -189,8 +189,9 @@ def _redis(text: str) -> RedisAddress | None:
 
 
 def _server_name(given: str | None, redis: RedisAddress | None) -> str | None:
-    """Returns the server's name from ``--server-name``, or from the Redis channel, which has the name of its server.
+    """Returns the server's name. ``given`` is ``--server-name``, and ``redis`` the address of Redis.
 
+    Without ``--server-name``, the name of the Redis channel is used, because a server names its channel after itself.
     Raises `CommandError` if both are given and differ. Returns null if neither is given.
     """
     if redis and redis.channel and given not in (None, redis.channel):
@@ -208,7 +209,7 @@ def _redis_connector(address: RedisAddress, name: str, channel: str) -> Connecto
 
 
 def _tcp(options: dict[str, Any], name: str, server_name: str) -> Connector:
-    """Returns a connector: plain text for ``tcp://``, TLS for ``tls://`` and ``tcps://``."""
+    """Returns a connector for the address. The scheme ``tcp`` means plain text, ``tls`` and ``tcps`` mean TLS."""
     conf, address = stream_settings(), options["address"]
     limits = Limits(conf.ping_interval_seconds, conf.ping_timeout_seconds, line_bytes=conf.line_limit_bytes)
     scheme = address.partition("://")[0]
