@@ -228,7 +228,7 @@ def _when_idle(place: _Place, call: Callable[[], None]) -> None:
 class ClientLimit:
     """ASGI middleware that limits the requests and WebSockets that one client has open at a time.
 
-    Clients behind a configured proxy are limited one by one.
+    Each client behind a configured proxy has a limit of its own.
     """
 
     def __init__(self, application: Application, most: int | None = None) -> None:
