@@ -1,4 +1,4 @@
-"""Defines the classes of the table of metrics.
+"""Defines the classes of the entries in the tables of ``replsite.metrics.table``.
 
 `Measure` is a metric with the source of its samples. `Alias` is the name of a metric in Synapse.
 """
