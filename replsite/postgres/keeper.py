@@ -102,9 +102,9 @@ class _Keeper:
             self._cluster.stop()
 
     def _unused(self) -> bool:
-        """Returns true if no process uses the server.
+        """Returns true if no process uses the server. The keeper then holds ``users.lock`` alone until it ends.
 
-        In this case the users' lock stays taken, and new users wait until this keeper is gone.
+        Meanwhile processes that want to use the server wait.
         """
         if not self._take_users_lock():
             return False
