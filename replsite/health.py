@@ -80,7 +80,7 @@ def _database() -> Part:
 
 
 def _notifications() -> Part:
-    """Checks the server's notification queue. If it is full, no position can be announced."""
+    """Checks PostgreSQL's queue of notifications. If the queue is full, no position can be announced."""
     try:
         with connections[stream_settings().database].cursor() as cursor:
             usage = driver.notify_queue_usage(cursor)
@@ -108,7 +108,7 @@ def _migrations() -> Part:
 def _disk(share: float = 1.0) -> Part:
     """Checks the free space of the data directory's disk, which holds the embedded database, archives and imports.
 
-    ``share`` is the part of ``REPLSITE_DISK_RESERVE_BYTES`` that must be free.
+    ``share`` is the fraction of ``REPLSITE_DISK_RESERVE_BYTES`` that must be free.
     """
     folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
     wanted = int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0) * share)
