@@ -94,7 +94,7 @@ class Speeds:
 
 
 class Hours:
-    """Growth of counters in the last hour, by key, as far as this process watched them."""
+    """Growth of counters in the last hour, by key, computed from what this process has seen."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}
