@@ -156,9 +156,9 @@ class Cluster:
         self._pid = self._child.pid
 
     def _free_port(self) -> int:
-        """Returns the port that the server had last, or any other port if that one is taken.
+        """Returns the port that the server had last, or any free port if the last one is taken or not known.
 
-        PostgreSQL keeps the last port in a file.
+        PostgreSQL keeps the last port in a file. Raises StartFailed if no port is free.
         """
         last: list[str] = []
         with suppress(OSError):

@@ -71,7 +71,7 @@ def _speak_to_log(folder: Folder, descriptor: int) -> None:
 
 
 class _Keeper:
-    """The supervisor of one folder's server. SIGTERM, SIGINT and SIGHUP end it."""
+    """The supervisor of one folder's server. SIGTERM, SIGINT and SIGHUP end the supervisor, which stops the server."""
 
     def __init__(self, folder: Folder, programs: Path, *, fsync: bool) -> None:
         self._folder = folder
