@@ -1,8 +1,8 @@
 """Answers health probes: whether this process can serve, and whether the whole site is well.
 
 If not, the answer names the part at fault and a remedy. ``ready`` checks the parts that serving needs. ``summary`` adds
-the state of the streams, writers and readers, from the same snapshot as the live page. A problem of these needs an
-operator; sending requests to another server does not help. Both functions hang as long as the database does. Callers
+the state of the streams, writers and readers, from the same snapshot as the live page. A problem of one of them needs
+an operator; sending requests to another server does not help. Both functions hang as long as the database does. Callers
 that must answer in time use ``replsite.http.deadline``. The sentences name hosts, processes and clients, so they are
 for operators. ``health_views`` hides these names from other clients.
 """

@@ -105,9 +105,9 @@ class PlacePool:
         self._hand_on(place)
 
     def _free_place(self) -> _Place | None:
-        """Returns a free place, or None if all are taken.
+        """Returns a free place, or None if all places are taken.
 
-        Prefers the place that was used last, so that the others stay unused and close their connections.
+        Prefers the place that was used last, so that the other places stay unused and close their connections.
         """
         if self._free:
             return self._free.pop()
