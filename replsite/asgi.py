@@ -3,7 +3,7 @@
 ``http`` and ``websocket`` are for people and their tools (admin, live page, metrics, health). ``tcp`` is the
 replication port (``docs/reference/tcp-scope.md``). A server without ``tcp``, such as plain daphne, uses the other two.
 Only servers import this module, so the import also opens the port for the process's own metrics, if the settings name
-any.
+one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answers health probes: whether this process can serve, and whether the whole site is well.
 
 If not, the answer names the part at fault and a remedy. ``ready`` checks the parts that serving needs. ``summary`` adds
-the state of the streams, writers and readers, from the same snapshot as the live page. A problem of these needs an
-operator; sending requests to another server does not help. Both functions hang as long as the database does. Callers
+the state of the streams, writers and readers, from the same snapshot as the live page. A problem of one of them needs
+an operator; sending requests to another server does not help. Both functions hang as long as the database does. Callers
 that must answer in time use ``replsite.http.deadline``. The sentences name hosts, processes and clients, so they are
 for operators. ``health_views`` hides these names from other clients.
 """
@@ -80,7 +80,7 @@ def _database() -> Part:
 
 
 def _notifications() -> Part:
-    """Checks the server's notification queue. If it is full, no position can be announced."""
+    """Checks PostgreSQL's queue of notifications. If the queue is full, no position can be announced."""
     try:
         with connections[stream_settings().database].cursor() as cursor:
             usage = driver.notify_queue_usage(cursor)
@@ -108,7 +108,7 @@ def _migrations() -> Part:
 def _disk(share: float = 1.0) -> Part:
     """Checks the free space of the data directory's disk, which holds the embedded database, archives and imports.
 
-    ``share`` is the part of ``REPLSITE_DISK_RESERVE_BYTES`` that must be free.
+    ``share`` is the fraction of ``REPLSITE_DISK_RESERVE_BYTES`` that must be free.
     """
     folder = Path(getattr(settings, "REPLSITE_DATA_DIR", "."))
     wanted = int(getattr(settings, "REPLSITE_DISK_RESERVE_BYTES", 0) * share)

@@ -36,7 +36,10 @@ _GROUPS = {"Stream": "streams", "Writer": "writers", "Job": "jobs"}
 
 
 def without_details(report: Report) -> Report:
-    """Returns the report without private details. Streams, writers, readers and jobs are only counted by status word."""
+    """Returns the report without private details.
+
+    Of streams, writers, readers and jobs it gives only the number for each status word.
+    """
     parts = [
         Part(part.name, part.well, "Well." if part.well else _WORDS[part.name] + _MORE)
         for part in report.parts
@@ -59,7 +62,7 @@ def _seconds() -> float:
 
 
 class _Probe:
-    """A probe whose concurrent requests share one answer."""
+    """A health check that runs once for all requests that arrive while it runs."""
 
     def __init__(self, report: Callable[[], Report], name: str) -> None:
         self._deadline = Deadline(report, _seconds(), name)

@@ -1,7 +1,7 @@
 """Django settings of the site: the one place that reads the environment.
 
-Importing this module opens no connection and starts no process. Without ``DATABASE_URL`` the database backend starts the
-embedded PostgreSQL at the first connection. ``docs/reference/settings.md`` describes every variable.
+Importing this module opens no connection and starts no process. Without ``DATABASE_URL``, the database backend starts
+the embedded PostgreSQL at the first connection. ``docs/reference/settings.md`` describes every variable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ env = Env()
 
 
 def _secret_key(data_dir: Path) -> str:
-    """Returns the configured key, or one that is made once and kept in the data directory (readable by the owner only)."""
+    """Returns the configured key, or a key that is made once and kept in the data directory.
+
+    Only the owner of the file can read the kept key.
+    """
     if key := env.str("REPLSITE_SECRET_KEY", ""):
         return key
     path = data_dir / "secret_key"
@@ -105,7 +108,7 @@ def _database() -> dict[str, Any]:
 
 
 def _behind_pooler(direct: str) -> dict[str, Any]:
-    """Returns the extra entries for a database whose URL names a pooler in transaction mode.
+    """Returns entries to add to those of ``_database`` if ``DATABASE_URL`` names a pooler in transaction mode.
 
     ``direct`` is the HOST:PORT of the PostgreSQL server behind the pooler.
     """

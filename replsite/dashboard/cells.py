@@ -1,4 +1,4 @@
-"""Defines the parts of the live page's tables: columns, cells, rows, groups, and how figures are written in a cell (pure).
+"""Defines the parts of the live page's tables (pure): columns, cells, rows, groups, and how a cell writes figures.
 
 A cell is text, or a moment whose age is computed where the cell is shown. So a row changes when something happens, and
 not merely because time passes. Nothing here is HTML: names that readers choose stay plain text until they are rendered.
@@ -54,7 +54,7 @@ class Cell(TypedDict):
 
     ``at`` is a moment whose age replaces the text. ``since`` is a moment whose age follows the smaller text. ``series``
     are the figures of the last five minutes, drawn beside the text. ``share`` is a number from 0 to 1, drawn as a bar:
-    the progress of a job, or the part that a table takes of the listed tables' size.
+    the progress of a job, or the size of a table divided by the size of all listed tables.
     """
 
     text: str
@@ -186,7 +186,7 @@ def rounded(series: Series | Sequence[float | None]) -> list[float | None]:
 
 
 def summed(found: Sequence[Sequence[float | None]]) -> list[float | None]:
-    """Returns the sum of several series, step by step. A step of the sum is None only if it is None in all series."""
+    """Adds several series up, one moment at a time. The sum for a moment is None only if all series have None there."""
     sums: list[float | None] = []
     for step in zip_longest(*found):
         known = [value for value in step if value is not None]

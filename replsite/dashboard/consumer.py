@@ -1,9 +1,9 @@
 """Serves the WebSocket of the live page: for staff only, one message per request.
 
 The browser sends ``{"have": n}``, the number of the page that it shows (0: none). As soon as there is a newer page, the
-server answers with the changes to it: compressed JSON in one binary message. A hidden tab does not ask. Nothing is sent
-without a request, so a client that never reads fills no buffer. A client that asks too often, or sends anything else,
-is disconnected.
+server answers with the changes from the shown page to the newest one: compressed JSON in one binary message. A hidden
+tab does not ask. Nothing is sent without a request, so a client that never reads fills no buffer. A client that asks
+too often, or sends anything else, is disconnected.
 
 ``replsite.metrics.live_page.Closing`` lists the reasons for closing with their codes. Every close is counted by its
 reason. The HTTP server closes the connection of a client that asks and never reads
@@ -122,9 +122,9 @@ class LiveConsumer(AsyncWebsocketConsumer):
         self._sent = tick.number
 
     async def _check(self) -> Closing | None:
-        """Returns the reason to refuse the viewer from now on, or None.
+        """Returns the reason to disconnect the viewer, or None if the viewer may go on.
 
-        Reads the viewer's rights at the first request, then at intervals.
+        Reads the viewer's rights at the first request, then at intervals. Also returns None if the database is away.
         """
         if time.monotonic() < self._check_due:
             return None
@@ -140,7 +140,10 @@ class LiveConsumer(AsyncWebsocketConsumer):
         return refused
 
     async def _user(self) -> Any:
-        """Returns the user of the session as it is stored now. The scope only has the session of the handshake."""
+        """Returns the user of the viewer's session, as the session is stored now.
+
+        The ASGI scope holds the session only as it was at the handshake.
+        """
         if "session" not in self.scope:
             return self.scope["user"]
         session = import_module(settings.SESSION_ENGINE).SessionStore(self.scope["session"].session_key)

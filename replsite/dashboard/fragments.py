@@ -171,7 +171,7 @@ def _row(
 
 
 def _inside(cell: Cell, now: datetime | None, link: str = "") -> str:
-    """Renders a cell as HTML: text, smaller text, the chart of the last minutes, and the bar of its share."""
+    """Renders a cell as HTML: text, smaller text, the chart of the last minutes, and a bar if the cell has a share."""
     text, about = escape(cell["text"]), ""
     if "at" in cell:
         text, about = f"{_age(cell['at'], now)} ago" if now else "", f' data-at="{cell["at"]}"'
@@ -197,7 +197,10 @@ def _age(moment: str, now: datetime) -> str:
 
 
 def _picture(series: Sequence[float | None]) -> str:
-    """Draws a line of five minutes as SVG. Screen readers skip it, because the figure beside it says the same."""
+    """Draws the figures of the last five minutes as a line in SVG.
+
+    Screen readers skip the picture, because the number beside it says the same.
+    """
     highest = max(1e-9, *(value or 0.0 for value in series))
     points = [
         (2 * step + 1, value is not None, round((1 - (value or 0.0) / highest) * (_PICTURE_HEIGHT - 6)) + 3)
@@ -215,7 +218,7 @@ def _picture(series: Sequence[float | None]) -> str:
 
 
 def _sentence(text: str, command: str) -> str:
-    """Returns a sentence as HTML. The command in it gets a button that copies it."""
+    """Returns a sentence as HTML. If the sentence contains the command, a button beside the command copies it."""
     if not text:
         return ""
     before, found, after = text.partition(command) if command else (text, "", "")

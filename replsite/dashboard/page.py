@@ -1,4 +1,4 @@
-"""Builds the live page as data: tables of groups of rows of cells, with all their texts (pure).
+"""Builds the live page as data (pure): its tables, their groups of rows, and the text of each cell.
 
 The page in the browser (``fragments``) and ``manage.py streams`` are both made from this data, so they cannot disagree.
 A cell is text, or a moment whose age is computed where the cell is shown. So a row changes when something happens, and
@@ -131,7 +131,7 @@ def live_page_data(snapshot: Snapshot) -> Page:
 
 
 def _health(health: Health) -> dict[str, object]:
-    """Returns the health of the site: the worst problem as a sentence, a few others, and the number of the rest.
+    """Returns the health of the site: the worst problem as a sentence, a few others, and how many more there are.
 
     ``said`` is the text for screen readers. It leaves out ages and lags, which change all the time.
     """
@@ -189,7 +189,7 @@ def _expected_row(one: ExpectedView) -> Row:
 
 
 def _waited_for(active: Sequence[WriterView]) -> Cell:
-    """Returns a cell with the facts above the position of the writer that is furthest behind.
+    """Returns a cell with the number and age of the facts above the position of the writer that is furthest behind.
 
     Linear readers cannot read these facts before that writer's position reaches them.
     """
@@ -251,9 +251,10 @@ def _pending(writer: WriterView) -> Cell:
 
 
 def _reader_groups(readers: Sequence[ReaderView]) -> list[Group]:
-    """Returns the readers with a problem, those without, and the closed ones, up to a limit for each of these kinds.
+    """Returns a group for each reader.
 
-    If readers of a kind are left out, a further row gives their number.
+    Readers with a problem, fine readers and closed readers have a limit each. If a limit leaves readers out, a further
+    group gives their number.
     """
     closed = sorted((r for r in readers if r.closed_at is not None), key=_closed_at, reverse=True)
     bad = [r for r in readers if r.closed_at is None and r.status.severity >= Severity.WARNING]
@@ -278,7 +279,7 @@ _LEFT_OUT = {"bad": "that need a look", "fine": "that are fine", "closed": "that
 def _more_readers(name: str, left_out: Sequence[ReaderView]) -> Group:
     """Returns the group that stands for readers that were left out.
 
-    The group's key begins with a newline, as no reader's key does.
+    The group's key begins with a newline. No reader's key begins so.
     """
     cells = [text_cell(f"and {count(len(left_out))} more {_LEFT_OUT[name]}"), *_blank(len(READERS) - 3)]
     severity = left_out[0].status.severity if name == "bad" else Severity.FINE
@@ -323,14 +324,17 @@ def _who(reader: ReaderView) -> Cell:
 
 
 def _position(view: ReaderStreamView, kind: str) -> Cell:
-    """Returns a cell with the position. Below it stands "sent" for a connection, and "handled" for any other reader."""
+    """Returns a cell with the reader's position. The text below is "sent" for a connection, else "handled".
+
+    For several writers, the position is the lowest one, and the text below says so.
+    """
     lowest = "lowest of " + counted(len(view.positions), "writer") if len(view.positions) > 1 else ""
     said = "sent" if kind == "connection" else "handled"
     return text_cell(count(view.position), " · ".join(part for part in (said, lowest) if part))
 
 
 def _lag(streams: Sequence[ReaderStreamView], cell: Cell) -> Cell:
-    """Adds the number of dead letters to a cell with the lag, and returns the cell."""
+    """Adds the number of dead letters, if there are any, to the given cell with the lag. Returns the cell."""
     if parked := sum(view.parked_facts for view in streams):
         more = "" if all(view.parked_exact for view in streams) else "more than "
         cell["sub"] = " · ".join(part for part in (cell.get("sub", ""), f"{more}{count(parked)} parked") if part)

@@ -1,4 +1,7 @@
-"""Serves the live page over HTTP, to staff only: its first rendering, and its data as JSON for use without a WebSocket."""
+"""Serves the live page over HTTP, to staff only.
+
+The first rendering is HTML. The page's data is also served as JSON, for use without a WebSocket.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _live_page(request: HttpRequest) -> HttpResponse:
 
 
 def _addresses() -> dict[str, str]:
-    """Returns the address of each entry in a row's menu. ``~`` stands for the row's name or ID."""
+    """Returns the addresses to which the entries of a row's menu lead. ``~`` stands for the row's name or ID."""
     found = {"cancel": reverse("admin:pipeline_job_cancel", args=[_NO_JOB]).replace(str(_NO_JOB), "~")}
     actions = {
         "disconnect": "disconnect-reader",

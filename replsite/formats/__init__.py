@@ -1,1 +1,1 @@
-"""Formats of moments in the admin: to the second, as on the live page (Django's ``FORMAT_MODULE_PATH``)."""
+"""Defines how the admin writes dates and times (Django's ``FORMAT_MODULE_PATH``). Times have seconds."""

@@ -1,4 +1,8 @@
-"""Serves the history page: charts of a stream and its readers over an hour, day or month, and changes of status. Staff only."""
+"""Serves the history page, to staff only.
+
+The page has charts over an hour, day or month, and changes of status. It shows a stream with its readers, one reader or
+writer, or the storage of the database.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +130,7 @@ def _change(change: StatusChange) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """The name of a plot's subject, with marks for the changes of its status."""
+    """The subject of a plot: its name, and a mark for each change of its status."""
 
     name: str
     marks: Sequence[Mark] = ()
@@ -237,7 +241,7 @@ def _size(value: float) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Formats seconds briefly, for an axis."""
+    """Formats a duration with one unit, such as ``1.5 h``, for the axis of a plot."""
     for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.3g} {unit}"

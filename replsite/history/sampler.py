@@ -1,8 +1,8 @@
-"""Stores samples and changes of status at fixed times, in one process of the site, from the shared snapshot.
+"""Stores samples and changes of status at fixed intervals (steps), from the snapshot that the process shares.
 
 Each serving process runs a sampler, and a session advisory lock lets only one of them write. If that process ends,
-another one takes over. While the database is away nothing is written, so the charts have a gap. The rows of a step are
-limited (``replsite.history.samples``), and each step deletes rows that are too old.
+another one takes over. While the database is away nothing is written, so the charts have a gap. Each step writes a
+limited number of rows (``replsite.history.samples``), and deletes rows that are too old.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def write_step(
     """Writes the samples and status changes of one moment, in the caller's transaction. Returns the changes.
 
     ``before`` holds the (word, severity) of every subject at the previous step. ``tenures`` holds the process of every
-    writer then. Both are updated in place.
+    writer at that step. Both are updated in place.
     """
     at, steps = snapshot.as_of, list(SPANS.values())
     rows = samples_of(snapshot)
@@ -225,10 +225,10 @@ class Sampler:
             self._close()
 
     def _may_write(self) -> bool:
-        """Takes the lock if it is free, and returns true if this process holds it.
+        """Takes the sampler's lock if it is free. Returns true if this process holds the lock.
 
-        The lock lasts as long as its connection. Raises ``DatabaseError`` if the lock is held by a session whose role
-        may not write positions.
+        The lock is held until its connection closes. Raises ``DatabaseError`` if a session holds the lock whose role is
+        not permitted to write positions.
         """
         if self._connection is None:
             self._connection = driver.direct_connection(self._using, application_name="replsite history")

@@ -140,7 +140,7 @@ def _storage_samples(snapshot: Snapshot) -> list[SampleRow]:
 
 
 def _worse(one: SampleRow, other: SampleRow) -> SampleRow:
-    """Merges the samples of two readers with the same label: the lowest position, the highest lag, the worst status."""
+    """Merges the rows of two readers with the same label: the lower position, the higher lag, the worse status."""
     worst = max(one, other, key=lambda row: row.severity)
     return SampleRow(
         one.stream, one.reader, min(one.position, other.position), max(one.waiting, other.waiting),

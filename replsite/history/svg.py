@@ -1,4 +1,4 @@
-"""Draws plots of history as SVG (pure): one line over time.
+"""Draws plots of history as SVG (pure), each with one line over time.
 
 The plots can be read without colours, with a screen reader, and in dark mode. Colours come from the page, through
 ``currentColor`` and CSS variables. The SVG contains no style.
@@ -40,7 +40,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot to draw. Points are in order of time; the line breaks where two are more than ``gap`` apart."""
+    """A plot to draw. Points are in order of time; the line breaks where two points are more than ``gap`` apart."""
 
     title: str
     points: Sequence[Point]

@@ -26,9 +26,9 @@ Application = Callable[..., Awaitable[Any]]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 log = get_logger(__name__)
 _SECURE = {"http": "https", "websocket": "wss"}
-#: Most addresses that are logged, since any client can claim to be a proxy.
+#: Limit on the addresses that are logged, since any client can claim to be a proxy.
 _MOST_TOLD = 10
-#: Most addresses that are read. A header has room for a thousand, and reading those takes longer than the page.
+#: Limit on the addresses that are read. A header has room for a thousand, and reading those takes longer than the page.
 _MOST_PROXIES = 20
 
 

@@ -21,7 +21,7 @@ PATH = "/_synapse/replication/"
 
 
 class ReplicationHosts:
-    """Django middleware that lets the view of catch-up requests accept these hosts.
+    """Django middleware that accepts the hosts of ``REPLSITE_REPLICATION_HOSTS`` for catch-up requests.
 
     It must come before all middleware that reads the host.
     """

@@ -105,9 +105,9 @@ class PlacePool:
         self._hand_on(place)
 
     def _free_place(self) -> _Place | None:
-        """Returns a free place, or None if all are taken.
+        """Returns a free place, or None if all places are taken.
 
-        Prefers the place that was used last, so that the others stay unused and close their connections.
+        Prefers the place that was used last, so that the other places stay unused and close their connections.
         """
         if self._free:
             return self._free.pop()
@@ -228,7 +228,7 @@ def _when_idle(place: _Place, call: Callable[[], None]) -> None:
 class ClientLimit:
     """ASGI middleware that limits the requests and WebSockets that one client has open at a time.
 
-    Clients behind a configured proxy are limited one by one.
+    Each client behind a configured proxy has a limit of its own.
     """
 
     def __init__(self, application: Application, most: int | None = None) -> None:

@@ -1,4 +1,7 @@
-"""Counts by reason the WebSockets of the live page that this process closed, for ``replsite_live_closed_total``."""
+"""Counts the WebSockets of the live page that this process closed, for each reason of a close.
+
+The metric ``replsite_live_closed_total`` shows these numbers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defines the classes of the table of metrics.
+"""Defines the classes of the entries in the tables of ``replsite.metrics.table``.
 
 `Measure` is a metric with the source of its samples. `Alias` is the name of a metric in Synapse.
 """
@@ -17,7 +17,7 @@ from prometheus_client.metrics import MetricWrapperBase
 __all__ = ["Alias", "Measure", "Row", "counted_by_library", "filled", "metric"]
 
 Row = tuple[Any, ...]
-"""A value, then the labels' values. A value of null means no sample. A time is exported as seconds since the epoch (1970)."""
+"""A value, then the labels' values. None as the value means no sample. A time is exported as seconds since 1970."""
 Scraped = TypeVar("Scraped")
 
 
@@ -87,7 +87,7 @@ class Measure(Generic[Scraped]):
             yield alias, alias.name + self._suffix, (*alias.labels.values(), *alias.fixed, "server_name")
 
     def family(self, rows: Iterable[Row] = ()) -> Metric:
-        """Returns the family with these rows as samples. Rows whose value is null are left out."""
+        """Returns the family with these rows as samples. Rows whose value is None are left out."""
         kind = CounterMetricFamily if self.type == "counter" else GaugeMetricFamily
         found = kind(self.name, self.help, labels=self.labels)
         for value, *labels in rows:

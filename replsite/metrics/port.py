@@ -22,7 +22,7 @@ from streams.replication.transport.addresses import Address, bind
 
 __all__ = ["MetricsPort"]
 
-#: The limit from the connection to the end of the request's head, and again from the answer's first byte to its last.
+#: Time limit from the connection to the end of the request's head, and again from the answer's first byte to its last.
 REQUEST_SECONDS = 10.0
 MOST_CLIENTS = 200
 HEAD_BYTES = 16 * 1024

@@ -2,8 +2,8 @@
 
 With several processes there are three ways to export them. ``docs/how-to/monitor-with-prometheus.md`` compares them:
 
-- Default: they are on ``/metrics`` beside the cluster's metrics. This fits a single process, or scrapes that address each
-  process.
+- Default: they are on ``/metrics`` beside the cluster's metrics. This fits a single process, or scrapes that address
+  each process.
 - ``REPLSITE_METRICS_PORTS``: every process that serves has a port of its own for its metrics. A command that does one
   thing and ends has none. ``/metrics`` then has only the cluster's metrics, the same from any process.
 - ``PROMETHEUS_MULTIPROC_DIR``: the processes of a host write their metrics to files in this folder. ``/metrics`` of any
@@ -109,7 +109,10 @@ class MirroredCounters:
 
 
 class _AllProcesses(Collector):
-    """The collector of all processes of this host that write to the folder. Gauges of ended processes are dropped."""
+    """The collector of all processes of this host that write to ``PROMETHEUS_MULTIPROC_DIR``.
+
+    Gauges of ended processes are dropped.
+    """
 
     def describe(self) -> Iterable[Metric]:
         return ()

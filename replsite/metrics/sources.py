@@ -55,10 +55,10 @@ class Scrape:
 
 
 def _by_label(readers: Iterable[ReaderView]) -> dict[str, list[ReaderView]]:
-    """Returns open readers by label.
+    """Groups the open readers by their label.
 
-    The number of labels is limited. Names get their labels in alphabetical order, so that the same names get one at
-    each scrape.
+    Only a limited number of names get a label of their own: the first in alphabetical order. So at each scrape the
+    same names get one.
     """
     found: dict[str, list[ReaderView]] = {}
     for reader in sorted(readers, key=lambda reader: reader.name):

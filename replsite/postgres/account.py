@@ -5,7 +5,7 @@ existing cluster, else as ``postgres``, else as ``nobody``.
 
 Folders above the cluster or the programs may be closed to that account (``/root``, a private temporary folder). The
 modes of these folders are not changed, because the folders belong to others. Instead, the child process gets the one
-capability with which it can pass. The capabilities are tried one after the other.
+capability that lets it pass. The capabilities are tried one after the other.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _unprivileged_owner(cluster: Path) -> tuple[int, int]:
 def _refusal(account: Account, folder: Folder, programs: Path) -> str:
     """Returns the operating system's error if the account cannot use the folder or a program.
 
-    Empty if it can use both.
+    Returns an empty text if the account can use both.
     """
     postgres = programs / "postgres"
     for attempt in (("ls", "-d", f"{folder.path}/."), ("test", "-x", postgres), (postgres, "--version")):

@@ -1,8 +1,8 @@
-"""Creates, starts, adopts and stops the server of one folder.
+"""Creates, starts and stops the server of one folder, or adopts a server that an earlier keeper left running.
 
-Only the keeper uses this module. It holds ``keeper.lock``, so no other process starts or stops this server. The keeper
-may be killed at any point. A new cluster appears by one rename, and the next start recognises what a killed server
-left.
+Only the keeper uses this module. The keeper holds ``keeper.lock``, so no other process starts or stops this server. The
+keeper may be killed at any point. A new cluster is made in a temporary folder and put in its place by one rename. The
+next start recognises what a killed server left.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ timezone = 'UTC'
 log_timezone = 'UTC'
 """
 _LEAST_BUFFERS_MB, _MOST_BUFFERS_MB = 128, 4096
-#: Large enough that other transactions can write WAL while that of a large one is flushed.
+#: Large enough that other transactions can write WAL while the WAL of a large transaction is flushed.
 _MOST_WAL_BUFFERS_MB = 64
 # Commits stay synchronous: a killed server loses nothing. Only a crash of the machine may lose data.
 _UNSAFE_BUT_FAST = ("fsync=off", "full_page_writes=off")
@@ -142,7 +142,7 @@ class Cluster:
         raise StartFailed(self._failure(f"No server of the folder answers after {START_SECONDS:.0f} s"))
 
     def _spawn(self, lock: int) -> None:
-        """Starts a server that inherits ``lock``."""
+        """Starts a server that inherits ``lock``, the descriptor of ``server.lock``."""
         (self.folder.cluster / "postmaster.pid").unlink(missing_ok=True)  # the lock was free: its server is dead
         port = self._free_port()
         must = ["listen_addresses=127.0.0.1", f"port={port}", "unix_socket_directories=", "logging_collector=off"]
@@ -156,9 +156,9 @@ class Cluster:
         self._pid = self._child.pid
 
     def _free_port(self) -> int:
-        """Returns the port that the server had last, or any other port if that one is taken.
+        """Returns the port that the server had last, or any free port if the last one is taken or not known.
 
-        PostgreSQL keeps the last port in a file.
+        PostgreSQL keeps the last port in a file. Raises StartFailed if no port is free.
         """
         last: list[str] = []
         with suppress(OSError):
@@ -203,7 +203,7 @@ class Cluster:
             )
 
     def _sweep(self) -> None:
-        """Removes the files of an earlier initdb that was killed."""
+        """Removes the files that an initdb left when it was killed or failed."""
         for left in self.folder.path.glob("data.new-*"):
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)  # that initdb may still write; the next start removes the rest

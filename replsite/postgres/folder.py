@@ -1,8 +1,8 @@
 """Describes the folder ``<REPLSITE_DATA_DIR>/postgres``: its files, and which process holds which of its locks.
 
     data/          the cluster (PGDATA), and in it the password of its superuser, so that both appear at once
-    users.lock     held shared by every process that uses the server, as long as it lives
-    keeper.lock    held by the keeper as long as it lives; the process that starts a keeper takes it and hands it on
+    users.lock     held shared by every process that uses the server, as long as the process lives
+    keeper.lock    held by the keeper as long as it lives; the process that starts it takes the lock and hands it on
     server.lock    inherited by the server and all its children; free means that none of them lives
     postgres.log   the output of initdb, the server and the keeper; its beginning is cut off when it is too long
 

@@ -71,7 +71,7 @@ def _speak_to_log(folder: Folder, descriptor: int) -> None:
 
 
 class _Keeper:
-    """The supervisor of one folder's server. SIGTERM, SIGINT and SIGHUP end it."""
+    """The supervisor of one folder's server. SIGTERM, SIGINT and SIGHUP end the supervisor, which stops the server."""
 
     def __init__(self, folder: Folder, programs: Path, *, fsync: bool) -> None:
         self._folder = folder
@@ -102,9 +102,9 @@ class _Keeper:
             self._cluster.stop()
 
     def _unused(self) -> bool:
-        """Returns true if no process uses the server.
+        """Returns true if no process uses the server. The keeper then holds ``users.lock`` alone until it ends.
 
-        In this case the users' lock stays taken, and new users wait until this keeper is gone.
+        Meanwhile processes that want to use the server wait.
         """
         if not self._take_users_lock():
             return False

@@ -108,9 +108,10 @@ def find_programs(configured: Path | None = None) -> Path:
 
 
 def _hold(folder: Folder) -> None:
-    """Registers this process as a user. From then on the keeper does not stop the server.
+    """Registers this process as a user of the server, by a shared lock on ``users.lock``.
 
-    Waits while an earlier server is being stopped. Raises StartFailed after ``WAIT_SECONDS``.
+    From then on the keeper does not stop the server for lack of users. Waits while a keeper stops its server. Raises
+    StartFailed after ``WAIT_SECONDS``.
     """
     held = _held.get(folder.path)
     if held is not None and is_same_file(held, folder.users_lock):
@@ -154,7 +155,10 @@ def _start(folder: Folder, settings: LaunchSettings) -> Server:
 
 
 def _start_keeper(folder: Folder, programs: Path, lock: int, *, fsync: bool) -> None:
-    """Starts a keeper that inherits ``lock``, and waits for its report. Raises the error that it reports, if any."""
+    """Starts a keeper, and waits for its report. Raises the error that the keeper reports, if any.
+
+    The keeper inherits ``lock``, the descriptor of ``keeper.lock``.
+    """
     command = [sys.executable, "-m", "replsite.postgres.keeper", "--folder", str(folder.path)]
     command += ["--programs", str(programs), "--lock", str(lock), *([] if fsync else ["--no-fsync"])]
     path = os.pathsep.join(filter(None, [str(_PROJECT), os.environ.get("PYTHONPATH")]))
@@ -172,9 +176,9 @@ def _start_keeper(folder: Folder, programs: Path, lock: int, *, fsync: bool) -> 
 
 
 def _after_fork() -> None:
-    """Releases in a forked child what another thread of the parent held at the fork.
+    """Frees a forked child of locks that another thread of the parent may have held at the fork.
 
-    This is the guard, and the lock that was being handed to a keeper.
+    Makes a new ``_guard``, and closes the child's copy of a ``keeper.lock`` that was being handed to a keeper.
     """
     global _guard  # noqa: PLW0603 - one guard for the process
     _guard = threading.Lock()

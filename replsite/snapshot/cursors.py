@@ -63,7 +63,7 @@ def _merged(
 
 
 def _positions(cursor: CursorRow, writers: Sequence[str]) -> dict[str, int]:
-    """Returns the vector of a cursor: for each writer, the larger of the cursor's base and the writer's own entry."""
+    """Returns the cursor's position for each writer: ``base``, or the writer's own entry if that is larger."""
     return {writer: max(cursor.base, cursor.entries.get(writer, 0)) for writer in {*writers, *cursor.entries}}
 
 
@@ -74,9 +74,9 @@ def _nearest_time(times: Iterable[datetime], as_of: datetime) -> datetime:
 
 
 def _row_of(key: str, cursors: Mapping[str, CursorRow], as_of: datetime) -> ReaderRow:
-    """Returns a row for a reader of which only cursors are known.
+    """Returns a row for a reader that has stored cursors and no row.
 
-    The row is built from the cursor that was seen last.
+    The row's values come from the cursor whose ``seen_at`` is nearest to ``as_of``.
     """
     last = min(cursors.values(), key=lambda cursor: silent_seconds(as_of, cursor.seen_at))
     return ReaderRow(

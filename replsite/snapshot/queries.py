@@ -36,11 +36,11 @@ __all__ = [
     "read_windows",
 ]
 
-#: Newest facts of each table of a stream in which lag is counted exactly.
+#: Number of the newest facts of each table of a stream, among which lag is counted exactly.
 WINDOW_FACTS = 2_000
-#: Rows that are searched for the oldest fact that a reader has not read.
+#: Number of rows that are searched for the oldest fact that a reader has not read.
 SCAN_FACTS = 5_000
-#: Dead letters of a reader on a stream are counted up to here.
+#: Dead letters of a reader on a stream are counted up to this number.
 MOST_PARKED = 10_000
 #: Readers with an older heartbeat are not shown. Named ones always are, until they are forgotten.
 READER_MEMORY_SECONDS = 86_400
@@ -320,7 +320,11 @@ def read_windows(cursor: Any, wanted: Mapping[str, tuple[StreamDeclaration, int,
 
 
 def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
-    """Returns the window of a stream. For each of its tables, ``tables`` has (lower bound of the IDs, newest facts)."""
+    """Returns the window of a stream: the newest facts of all of its tables.
+
+    Leaves out the facts with IDs for which one of the tables may lack facts. For each table, ``tables`` has the ID
+    above which the table was read, and the facts that were read, newest first.
+    """
     # A batch that reached the limit may lack rows of its lowest ID and lacks all IDs below. It is complete above that.
     cut = [batch[-1][0] if len(batch) >= WINDOW_FACTS else low for low, batch in tables]
     complete_above = max(cut)
@@ -328,7 +332,10 @@ def _window(tables: Sequence[tuple[int, _Batch]]) -> Window:
 
 
 def _window_sql(number: int, stream: StreamDeclaration, table: FactTable) -> str:
-    """Returns the query for the newest facts of one table, newest first. It uses the index on the ID."""
+    """Returns the query for the newest facts of one table, newest first. The query uses the index on the ID.
+
+    ``number`` numbers the table among all tables that are queried together.
+    """
     condition = bounds_sql(stream, table, f"%(low_{number})s::bigint", f"%(high_{number})s::bigint")
     return (
         f"SELECT {number}, {token_sql(stream, table)}, {table.writer_column}, {table.received_column} "
@@ -366,9 +373,10 @@ def read_oldest_unread(cursor: Any, vectors: Sequence[FarBehind]) -> dict[int, d
 
 
 def _oldest_sql(group: int, stream: StreamDeclaration, table: FactTable) -> str:
-    """Returns the query for the first fact above each vector.
+    """Returns a query on one table of a stream. It finds for each vector the oldest fact that the vector lacks.
 
-    The query walks up the index to the first unread fact, over ``SCAN_FACTS`` rows at most.
+    For each vector, the query walks up the index to that fact, over ``SCAN_FACTS`` rows at most. ``group`` numbers the
+    stream among all streams that are queried together.
     """
     return f"""
         SELECT wanted.index, found.at FROM unnest(

@@ -81,7 +81,8 @@ def read_storage(cursor: Any, as_of: datetime) -> StorageView:
 def _unreferenced(cursor: Any, groups: int | None) -> tuple[int | None, bool]:
     """Returns the number of unreferenced state groups, and true if the number is exact.
 
-    The number is None if ``state`` or ``events`` is not installed.
+    ``groups`` is PostgreSQL's estimate of the number of all state groups. The returned number is None if ``state`` or
+    ``events`` is not installed.
     """
     if groups is None or not apps.is_installed("events"):
         return None, True

@@ -1,9 +1,9 @@
 """Takes a snapshot of the site: what every stream, writer and reader does now, with its status word.
 
 ``take_snapshot`` reads the database with a bounded number of queries in one consistent snapshot. The pure rules of
-``replsite.status.verdicts`` and ``replsite.status.lag`` then judge the figures. The page, the commands, the metrics and the
-health answers all show this ``Snapshot`` and make no queries of their own for it. Calls block, so they are made from threads
-only. ``replsite.snapshot.shared`` shares one snapshot among all viewers of a process.
+``replsite.status.verdicts`` and ``replsite.status.lag`` then judge the figures. The page, the commands, the metrics and
+the health answers all show this ``Snapshot`` and make no queries of their own for it. Calls block, so they are made
+from threads only. ``replsite.snapshot.shared`` shares one snapshot among all viewers of a process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ from streams.runtime.version import program_version
 
 __all__ = ["limits", "take_snapshot"]
 
-#: Most retired writers of a stream that are listed, the latest first.
+#: Limit on the retired writers listed for a stream. The latest are listed.
 MOST_RETIRED = 20
 _QUIET = Verdict("idle", Severity.FINE, "No process writes this stream now.")
 _READS_NOTHING = Verdict("idle", Severity.FINE, "Connected; follows no stream yet.")
@@ -146,12 +146,12 @@ class _Reading:
     def stream_names(self) -> list[str]:
         """Returns the declared streams, then streams that are only in the database.
 
-        Another version of the program may declare the latter.
+        A stream that is only in the database may be declared by another version of the program.
         """
         return [*self.declarations, *sorted({row.stream for row in self.positions} - self.declarations.keys())]
 
     def facts_upto(self, stream: str) -> dict[str, int]:
-        """Returns for each writer the last position at which it has a fact that may be read."""
+        """Returns for each writer the position up to which it has facts that may be read."""
         return {row.writer: _last_fact(row) for row in self.writers_of(stream)}
 
 
@@ -167,7 +167,7 @@ _Vector = tuple[str, tuple[tuple[str, int], ...]]
 
 
 class _Lags:
-    """The lags of vectors. The lag of each distinct vector is computed once."""
+    """The lags of readers by their vector. Readers with the same vector on a stream share one lag."""
 
     def __init__(self) -> None:
         self.known: dict[_Vector, Unread] = {}
@@ -428,7 +428,7 @@ class _Assembly:
         return [self._reader(reader, motions, last_fact) for reader in self.reading.readers]
 
     def _missing(self) -> list[ReaderView]:
-        """Returns a view for each reader in REPLSITE_READERS that is not known here."""
+        """Returns a view for each reader in REPLSITE_READERS of which no row and no cursor was read."""
         known = {row.name for row in self.reading.readers}
         wanted = [name for name in dict.fromkeys(stream_settings().readers) if name not in known]
         return [_missing_reader(name, self.reading.as_of) for name in wanted]
@@ -531,7 +531,7 @@ class _Assembly:
         )
 
     def _named(self, row: ReaderRow, stream: str) -> NamedReader:
-        """Returns what the rules need about a reader with a stored cursor: its process, its error and its dead letters."""
+        """Returns what the status rules need to know about a named reader: its process, error and dead letters."""
         cursor = row.cursors.get(stream)
         runs = stream in row.runs_on if stream else bool(row.runs_on)
         ended_at = row.closed_at or row.heartbeat_at
@@ -596,9 +596,9 @@ class _Assembly:
 
 
 def _stream_status(writers: Sequence[WriterView], expected: Sequence[ExpectedView]) -> Verdict:
-    """Returns the worst status among active writers and missing expected ones.
+    """Returns the worst status among active writers and expected writers with a problem.
 
-    Of several equally bad ones, the status of a writer that is writing comes first.
+    Of several statuses of the same severity, prefers that of a writer that is writing.
     """
     active = [writer.status for writer in writers if writer.state != RETIRED]
     active += [one.status for one in expected if _worth(one.status)]

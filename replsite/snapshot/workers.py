@@ -15,7 +15,7 @@ from streams.runtime.text import shown
 
 __all__ = ["read_workers"]
 
-#: Addresses are counted up to here. Beyond that the number is marked as not exact.
+#: Addresses are counted up to this number. If there are more, the number is marked as not exact.
 MOST_ADDRESSES = 100_000
 MOST_WORKERS = 200
 

@@ -40,7 +40,7 @@ class _Steps:
         self.values: list[float | None] = [None] * STEPS
 
     def go_to(self, step: int) -> None:
-        """Moves the range so that this step is the last one. Does nothing if the step is not later than the last one."""
+        """Drops the oldest values, so that ``step`` becomes the last one. Does nothing for a step that is not later."""
         if (gone := min(step - self.last, STEPS)) > 0:
             self.values = self.values[gone:] + [None] * gone
             self.last = step
@@ -88,7 +88,10 @@ class Recent:
                 steps.put(step, value)
 
     def highest(self, at: float, values: Mapping[Hashable, float]) -> dict[Hashable, Series]:
-        """Adds the values of one moment. Returns for each key the highest value of each of its last steps, oldest first."""
+        """Adds the values of one moment.
+
+        Returns for each key the highest value of each of its last steps, oldest first.
+        """
         step = int(at // STEP_SECONDS)
         for key, value in values.items():
             steps = self._of(key, step)
@@ -115,7 +118,8 @@ class Recent:
     def _base(self, key: Hashable, step: int, at: float, value: float) -> tuple[float, float]:
         """Returns the moment and value from which the rate of the present step is computed.
 
-        This is the last sample of the step before, or the present sample if there is none or the counter became lower.
+        This is the last sample of the step before. Counting begins anew with the present sample if the key has no
+        earlier one, the pause since then is too long, or the counter became lower.
         """
         known = self._seen.get(key)
         if known is None or value < known.last or at - known.last_at > _LONGEST_GAP_SECONDS:

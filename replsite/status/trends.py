@@ -1,7 +1,7 @@
-"""Detects from earlier snapshots what a single one cannot show: whether a reader moves, and whether its lag grows (pure).
+"""Detects from several snapshots whether a reader moves, and whether its lag grows (pure).
 
-A `History` keeps the figures of this process's recent snapshots. Every sample comes with its time by the database's
-clock. So samples of different database servers must not be mixed.
+One snapshot cannot show either. A `History` keeps the figures of this process's recent snapshots. Every sample comes
+with its time by the database's clock. So samples of different database servers must not be mixed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Motion:
 
 
 class _Track:
-    """The samples of one key."""
+    """The history of one key: its last position, its recent lags, and when its position changed."""
 
     # There may be many thousands of keys, so a lag or position that does not change is stored once.
     __slots__ = ("lags", "moved_at", "position", "since", "went_back_at")
@@ -54,7 +54,7 @@ class _Track:
         self.lags = [(at, sample.lag_facts)]
 
     def add(self, at: float, sample: Sample, oldest: float) -> None:
-        """Adds the next sample. Lags before ``oldest``, the moment of an earlier sample, are dropped."""
+        """Adds the next sample. Drops the lags that only applied before the moment ``oldest``."""
         before, self.position = self.position, sample.position
         if sample.position != before:
             self.moved_at = at
@@ -94,7 +94,7 @@ class Speeds:
 
 
 class Hours:
-    """Growth of counters in the last hour, by key, as far as this process watched them."""
+    """Growth of counters in the last hour, by key, computed from what this process has seen."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, deque[tuple[float, int]]] = {}

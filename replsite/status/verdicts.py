@@ -389,7 +389,10 @@ def _judge_following(seen: ReaderOnStream, limits: Limits) -> Verdict:
 
 
 def _absent_reader(seen: ReaderOnStream, limits: Limits) -> Verdict | None:
-    """Returns the status of a reader that is not running or was stopped by an error. None if it is running."""
+    """Returns the status of a reader that does not run, or that runs again and has not got beyond its error.
+
+    Returns None for any other reader.
+    """
     if (named := seen.named) is not None:
         if named.error and not (named.runs and seen.lag_facts == 0):
             return _failed_reader(seen, named)

@@ -1,7 +1,7 @@
 """Implements the dialogue of ``manage.py streams retire`` and ``abort``. ``streams.writing.terminate`` does the work.
 
-The methods take a cursor of a direct connection. They raise ``CommandError`` with status 1 if the action was not done,
-or only in part. The status is 2 if a confirmation is needed and there is no terminal.
+The methods take a cursor of a direct connection (not through a pooler). They raise ``CommandError`` with status 1 if
+the action was not done, or only in part. The status is 2 if a confirmation is needed and there is no terminal.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Formats for English."""
+"""Defines how the admin writes dates and times in English."""

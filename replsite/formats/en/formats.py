@@ -1,4 +1,7 @@
-"""Defines the formats: year first, seconds, 24 hours. So moments in the admin can be compared with those in a log."""
+"""Defines how the admin writes dates and times: year first, 24 hours, with seconds.
+
+So times in the admin can be compared with those in a log.
+"""
 
 DATETIME_FORMAT = "Y-m-d H:i:s"
 SHORT_DATETIME_FORMAT = DATETIME_FORMAT

@@ -1,7 +1,7 @@
 """Prints a script with which bash or zsh completes our commands and their options: ``manage.py completion SHELL``.
 
-The script is generated from the commands' argument parsers. It runs no program when it completes, so completion is
-fast.
+The script is generated from the commands' argument parsers. The shell runs no program to complete a word, so completion
+is fast.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs Django's ``migrate`` under an advisory lock, so that only one runs on a database at a time.
+"""Runs Django's ``migrate`` under an advisory lock, so that only one process migrates a database at a time.
 
 Two servers that are installed at the same time can then both begin with ``migrate``.
 """
@@ -22,7 +22,7 @@ _HOLDER = f"SELECT a.pid {driver.LOCK_HOLDERS} LIMIT 1"
 
 
 class Command(SiteCommand, migrate.Command):
-    """Django's command ``migrate``, run while a session of its own holds an advisory lock."""
+    """Django's command ``migrate``, run while a further database session holds an advisory lock."""
 
     examples = (
         ("migrate", "make and change tables up to this version; waits for another migrate that is at work"),
@@ -55,7 +55,10 @@ class Command(SiteCommand, migrate.Command):
             lock.close()
 
     def _take(self, lock: Any, verbosity: int) -> None:
-        """Takes the lock, by asking again and again. If another session holds it, prints once which one."""
+        """Tries again and again until it has the advisory lock. ``lock`` is the connection that shall hold it.
+
+        If another session holds the lock, prints once which one, unless ``verbosity`` is 0.
+        """
         has_told = False
         with lock.cursor() as cursor:
             key = driver.migrate_key(cursor)

@@ -189,7 +189,10 @@ class Command(SiteCommand):
 
 
 def _perhaps_stuck(snapshot: Snapshot, patience: float) -> bool:
-    """Returns true if a reader lags so long that one snapshot cannot tell whether it is slow or stuck."""
+    """Returns true if a reader that catches up has a lag of at least ``patience`` seconds.
+
+    One snapshot cannot tell whether such a reader is slow or stuck.
+    """
     return any(
         view.lag_seconds >= patience and view.status.word == "catching up"
         for reader in snapshot.readers
@@ -204,7 +207,10 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _tables(snapshot: Snapshot, *, storage: bool) -> list[tuple[tuple[Column, ...], list[PageGroup]]]:
-    """Returns the tables that have rows, with their columns, in order. The streams are shown even without rows."""
+    """Returns the columns and groups of each table that has rows, in order.
+
+    The table of streams is included even if it has no rows, the tables of storage and rooms only with ``storage``.
+    """
     page = live_page_data(snapshot)
     shown = [(STREAMS, page["streams"]), (READERS, page["readers"]), (JOBS, page["jobs"])]
     if storage and snapshot.storage is not None:
