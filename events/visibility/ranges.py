@@ -233,9 +233,9 @@ class VisibilityRanges:
             self._open(None, kind, step.index)
 
     def _end_part(self, setting: str, step: Step, before: GroupState | None) -> None:
-        """Handles a change to a less open setting.
+        """Adds a row if the event changes the history visibility to a less open setting.
 
-        The old setting applies to that event, too, unless its sender is erased.
+        The old setting then applies to that event, too, unless the event's sender is erased.
         """
         if (step.event.type, step.event.state_key) != HISTORY_VISIBILITY or before is None:
             return
@@ -244,7 +244,10 @@ class VisibilityRanges:
             self._single(None, f"{_ROOM_WIDE[old]}_before", step)
 
     def _change_setting(self, setting: str, step: Step) -> None:
-        """Opens or closes the ranges of invited users when the setting ``invited`` begins or ends."""
+        """Opens or closes the ranges of invited users.
+
+        They open when the history visibility becomes ``invited``, and close when it is no longer ``invited``.
+        """
         if setting == self._setting:
             return
         if "invited" in (setting, self._setting):
@@ -257,7 +260,10 @@ class VisibilityRanges:
         self._setting = setting
 
     def _move_line(self, step: Step) -> dict[str, str]:
-        """Moves the line to this event. Returns, by user, memberships that the event ends but that still cover it."""
+        """Changes the users' ranges to fit the room's current state (the *line*) after this event.
+
+        Returns, by user, the memberships that the event ends. Such a membership still covers the event itself.
+        """
         if step.line == self._line:
             return {}
         changes = self._builder.changes_between(self._line, step.line)
@@ -274,7 +280,10 @@ class VisibilityRanges:
         return left
 
     def _change_peeking(self, event_id: str | None, step: Step) -> None:
-        """Opens or closes the range ``peekable`` when the line becomes world-readable, or no longer is."""
+        """Opens the range ``peekable`` if the room's current state is now world-readable, else closes it.
+
+        ``event_id`` is the event with the history visibility in the current state, or null.
+        """
         found = self._events.get(event_id or "")
         if found is not None and found.content.get("history_visibility") == "world_readable":
             self._open(None, "peekable", step.index)
@@ -286,9 +295,10 @@ class VisibilityRanges:
         return None if found is None else found.membership or "leave"
 
     def _change_membership(self, user_id: str, membership: str | None, step: Step, own: bool) -> bool:
-        """Handles a membership change in the line. Returns false if nothing changed.
+        """Changes the ranges of a user whose membership changes in the current state. Returns false if nothing changed.
 
-        If the user's own event ends a membership, that membership's range includes the event.
+        ``own`` is true if the event is the user's own membership event. If such an event ends a membership, the range
+        of that membership includes the event.
         """
         user = self._user(user_id)
         if membership == user.membership and not (own and membership == "leave"):
@@ -310,7 +320,7 @@ class VisibilityRanges:
 
     # --- the event itself ---------------------------------------------------------------------------------------
     def _judge(self, step: Step, before: GroupState | None, after: GroupState, left: Mapping[str, str]) -> None:
-        """Adds exception rows for users whose ranges give the wrong answer. Used while only members may read.
+        """Adds a row for each user whose ranges give the wrong answer for this event. Used while only members may read.
 
         For a change of history visibility, the new setting is applied here. ``_end_part`` applies the old one.
         """
@@ -322,7 +332,11 @@ class VisibilityRanges:
                 self._single(user_id, "shown" if seen else "hidden", step)
 
     def _in_question(self, step: Step) -> set[str]:
-        """Returns the users whose membership the event changes, and those whose membership at the event differs from the line."""
+        """Returns the users whose ranges may give the wrong answer for this event.
+
+        The event changes their membership, or their membership at the event is not the one in the current state (the
+        *line*).
+        """
         found = set()
         if step.after != step.line:
             changes = self._builder.changes_between(step.line, step.after)
@@ -332,6 +346,9 @@ class VisibilityRanges:
         return found
 
     def _is_covered(self, user_id: str, left: str | None) -> bool:
-        """Returns true if the user's ranges cover the current event."""
+        """Returns true if the user's ranges cover the current event.
+
+        ``left`` is a membership of the user that the event ends, or null.
+        """
         memberships = {left, self._user(user_id).membership}
         return "join" in memberships or ("invite" in memberships and self._setting == "invited")

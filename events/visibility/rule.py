@@ -146,7 +146,10 @@ def for_client(sight: Sight) -> Verdict:
 
 
 def _never(sight: Sight) -> Rule | None:
-    """Returns the rule that hides the event from all users, or from this one, whatever the membership. Null: none does."""
+    """Returns the rule that hides the event from all users, or from this one, whatever the membership.
+
+    Null: there is no such rule.
+    """
     if sight.soft_failed:
         return Rule.SOFT_FAILED
     if sight.event_type in _NEVER_SHOWN or (sight.event_type == CALL_INVITE and sight.public_room):
