@@ -79,7 +79,7 @@ class EventSource(Protocol):
 
 
 class PlainEvent(msgspec.Struct, frozen=True, gc=False):
-    """The kept part of a message. The rules read no more of such events."""
+    """The part of a message that is kept in memory. The rules read no more of such a message."""
 
     room_id: str
     type: str
@@ -118,7 +118,7 @@ def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> 
 
 
 class RoomWalk:
-    """One walk through a room. A group of -1 is unknown."""
+    """One walk through the events of a room. The number -1 stands for an unknown state group."""
 
     def __init__(self, source: EventSource, chunk: int, numbers: EventNumbers | None) -> None:
         """Prepares the walk. ``numbers`` may be null if all events form one chunk and come in causal order."""
@@ -291,7 +291,10 @@ class RoomWalk:
         self._drop_borrowed(chunk)
 
     def _drop_borrowed(self, chunk: _Chunk) -> None:
-        """Drops the events of ``chunk.loaded`` from memory, except auth events, and all groups before and after events."""
+        """Drops the events of ``chunk.loaded`` from memory, except auth events.
+
+        Also drops the groups before and after all events. The arrays ``before`` and ``after`` have them already.
+        """
         for event_id in chunk.loaded:
             if event_id in chunk.named:
                 self._held.add(event_id)

@@ -27,7 +27,7 @@ class EventNumbers:
         self._refuse_repeated(alike)
 
     def find(self, event_ids: Collection[str]) -> dict[str, int]:
-        """Returns the numbers of the known IDs."""
+        """Returns the numbers of those IDs that have a number, by ID."""
         found = [(event_id, number) for event_id in event_ids for number in self._of_hash(hash(event_id))]
         names = self._names([number for _, number in found])
         return {event_id: number for (event_id, number), name in zip(found, names, strict=True) if name == event_id}
@@ -57,7 +57,7 @@ class EventNumbers:
 
 
 class Links:
-    """The numbers that each number refers to. Each is set once, in any order."""
+    """A map from each number to the numbers that it refers to. Each entry is set once, in any order."""
 
     def __init__(self, count: int) -> None:
         self._starts = array("q", bytes(8 * count))

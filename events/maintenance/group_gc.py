@@ -160,7 +160,7 @@ def needed_groups(room_id: str, using: str, cut: int | None = None) -> tuple[lis
 
 
 class GroupPurge:
-    """The execution of one room's plan. ``foresee`` only counts."""
+    """The execution of the plan for one room. ``foresee`` only counts what would be deleted."""
 
     def __init__(self, room_id: str, using: str, plan: GroupCollection) -> None:
         self.room_id, self._using, self._plan = room_id, using, plan

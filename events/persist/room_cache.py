@@ -268,7 +268,7 @@ class StoredRoom:
                 self._adopt(event_id, group, GroupFacts(*facts))
 
     def adopt_before(self, event_id: str) -> int | None:
-        """Returns the number of the group before a stored event, or null if there is none."""
+        """Returns the builder's number of the state group before a stored event, or null if there is no such group."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_BEFORE, [event_id])
             found = cursor.fetchone()
@@ -335,7 +335,10 @@ class StoredRoom:
         return None if facts is None else self._number(group, GroupFacts(*facts))
 
     def keep_resolved(self, ids: Mapping[int, int]) -> None:
-        """Caches the resolutions of this batch. ``ids`` maps numbers of groups to the IDs of stored and new groups."""
+        """Caches to which groups this batch resolved others.
+
+        ``ids`` maps the builder's numbers of stored and new groups to their IDs.
+        """
         for groups, outcome in self.resolved.items():
             if not groups <= ids.keys():
                 continue
@@ -421,8 +424,8 @@ class _StoredExtremities:
     def give_way(self, freed: Collection[str] | None) -> None:
         """Removes forward extremities that the batch rejects.
 
-        Their prev events become forward extremities instead, unless other events still remove (*reach*) them. ``freed``
-        is as in ``StoredRoom.extremities_below``.
+        The nearest events below that can be forward extremities take their place, unless other events still remove
+        (*reach*) them. ``freed`` is as in ``StoredRoom.extremities_below``.
         """
         extremities = self.extremities
         below = [event_id for event_id in extremities.current if event_id in self._rejected]

@@ -81,7 +81,7 @@ class ForwardExtremities(Generic[Id]):
         self.current: dict[Id, None] = dict.fromkeys(current)
 
     def counts(self, node: Node[Id]) -> bool:
-        """Returns true if the event may be a forward extremity, and reaches others."""
+        """Returns true if the event can be a forward extremity, and so reaches its prev events."""
         return is_accepted(node) and not (node.backfilled and self.live)
 
     def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
@@ -101,9 +101,10 @@ class ForwardExtremities(Generic[Id]):
         return is_extremity, gone
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current forward extremities.
+        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current extremities.
 
-        The event becomes the only one. Returns false, and does nothing, if the event builds on others or is reached itself.
+        The event becomes the only forward extremity. Returns false, and does nothing, if the event builds on other
+        events or is itself reached.
         """
         if not self._are_current(prev_event_ids) or event_id in self._reached:
             return False
@@ -203,7 +204,10 @@ class ExtremityTracker(Generic[Id]):
         return True
 
     def finish(self) -> int | None:
-        """Returns the group of the current state, even if there were too many forward extremities to follow it."""
+        """Returns the group of the current state after all events.
+
+        The state is computed even if there were too many forward extremities to compute it after every event.
+        """
         self.current = self._merged()
         return self.current
 

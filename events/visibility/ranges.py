@@ -65,7 +65,10 @@ class PlacedEvent(SeenEvent, Protocol):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One accepted event: its place, the groups before and after it, and the group of the line when it arrived."""
+    """One accepted event: its place, the groups before and after it, and the *line* when it arrived.
+
+    The line is the group of the room's current state.
+    """
 
     index: int
     event: PlacedEvent
@@ -76,8 +79,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def changes_nothing(self, group: int | None, line: int | None) -> bool:
         """Returns true if every range continues unchanged with this event.
 
-        It does if the state after the event is the same as the line, as the state after the event before it (``group``)
-        and as the line then (``line``), and if the event is of no type on which ranges depend.
+        That is so if the state after the event equals three others: the current state now, the state after the event
+        before it (``group``), and the current state then (``line``). The event must also be of no type on which ranges
+        depend.
         """
         return self.after == group == self.line == line and self.event.type not in _JUDGED_TYPES
 
@@ -113,14 +117,20 @@ class StoredRanges:
 
 
 def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:
-    """Returns the kinds of ranges that are open and stored for a user with this membership in the line."""
+    """Returns the kinds of ranges that are open and stored for a user.
+
+    ``membership`` is the user's membership in the room's current state, and ``setting`` the history visibility.
+    """
     kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, "leave": "cut"}
     kind = kinds.get(membership or "")
     return OpenRanges(membership, {kind: (first, True)} if kind is not None else {})
 
 
 def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
-    """Returns the open, stored room-wide ranges. They follow from the settings after the last event and in the line."""
+    """Returns the open, stored room-wide ranges.
+
+    They follow from two settings of history visibility: after the last event, and in the room's current state.
+    """
     kinds = [_ROOM_WIDE.get(setting), "peekable" if line_setting == "world_readable" else None]
     return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
 
@@ -128,9 +138,10 @@ def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
 def visibility_rows(
     steps: Iterable[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
 ) -> Iterator[VisibilityRow]:
-    """Returns the ranges of a room, computed from its accepted events in stream order. The rows have no particular order.
+    """Returns the ranges of a room, computed from its accepted events in stream order. The rows are not sorted.
 
-    Backfilled events, which come first, have ranges of their own. For each, its own state is used as the line.
+    Backfilled events, which come first, have ranges of their own. The state after each of them is used as the room's
+    current state.
     """
     old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
     for step in steps:
