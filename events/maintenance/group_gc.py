@@ -242,7 +242,7 @@ class GroupPurge:
             self.done.left += len(run.absorbed)
             return False
         names = {"chain": run.chain, "target": run.target, "first": run.absorbed[0], "last": run.absorbed[-1]}
-        # Superseded rows go first: two rows of one group may not have the same key.
+        # Superseded rows go first: two rows of one group cannot have the same key.
         cursor.execute(_DROP_SUPERSEDED, names)
         dropped = cursor.rowcount
         cursor.execute(_MOVE_ROWS, names)

@@ -113,7 +113,7 @@ class StoredRanges:
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = _nothing
     invited: Callable[[], Collection[str]] = _no_users
-    """Returns the users who are invited in the line."""
+    """Returns the users who are invited in the room's current state."""
 
 
 def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 HISTORY_VISIBILITIES = ("world_readable", "shared", "invited", "joined")
-"""From the most open one to the closest."""
+"""From the most open setting to the most closed one."""
 _MEMBERSHIPS = ("join", "invite", "knock", "leave", "ban")
 CALL_INVITE = "m.call.invite"
 _DUMMY = "org.matrix.dummy_event"
