@@ -1,1 +1,1 @@
-"""Computes the rows of a whole room, in chunks of its events."""
+"""Computes the rows of all tables for a whole room, in chunks of the room's events."""

@@ -1,12 +1,12 @@
 """Walks a room's events in causal order, a chunk at a time, and finds the state groups before and after each (pure).
 
-The rules are those of ``events.room.state_assignment``. The events of the current chunk are in memory. From one chunk to
-the next only what later events can need is kept:
+The rules are those of ``events.room.state_assignment``. The events of the current chunk are in memory. After each
+chunk, only what the events of later chunks can need is kept:
 
-* state events, and others named as auth events, without content that no rule reads;
+* state events, and other events that are named as auth events. Content that no rule reads is dropped;
 * the state groups (``state.groups.deltas``);
-* some integers for every event: its groups, flags, prev events, and numbers for type and sender
-  (``events.history.event_numbers``).
+* some integers for every event: its groups, its flags, the numbers of its prev events, and the numbers that stand for
+  its type and its sender (``events.history.event_numbers``).
 
 Anything else that an event refers to is fetched again. The size of a chunk affects time and memory, never the result.
 """
@@ -79,7 +79,7 @@ class EventSource(Protocol):
 
 
 class PlainEvent(msgspec.Struct, frozen=True, gc=False):
-    """The kept part of a message. The rules read no more of such events."""
+    """The part of a message that is kept in memory. The rules read no more of such a message."""
 
     room_id: str
     type: str
@@ -100,7 +100,7 @@ class PlainEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class _OutOfOrder(Exception):
-    """Raised when an event comes before one that it refers to."""
+    """Raised if the given order has an event before another event that it refers to."""
 
 
 def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> RoomWalk:
@@ -118,10 +118,10 @@ def walk_room(source: EventSource, chunk: int, watch: Callable[[int], None]) -> 
 
 
 class RoomWalk:
-    """One walk through a room. A group of -1 is unknown."""
+    """One walk through the events of a room. The number -1 stands for an unknown state group."""
 
     def __init__(self, source: EventSource, chunk: int, numbers: EventNumbers | None) -> None:
-        """Prepares the walk. ``numbers`` may be null if all events form one chunk, in order."""
+        """Prepares the walk. ``numbers`` may be null if all events form one chunk and come in causal order."""
         self.source, self.chunk = source, chunk
         self._numbers = numbers
         count = self.count = len(source)
@@ -205,7 +205,11 @@ class RoomWalk:
 
     # --- one chunk ----------------------------------------------------------------------------------------------
     def _read(self, numbers: Sequence[int]) -> _Chunk:
-        """Fetches a chunk, and the events that it refers to."""
+        """Fetches the events with these numbers as one chunk.
+
+        Also loads what the walk needs of other chunks: auth events, targets of redactions, and the groups after prev
+        events.
+        """
         events = self.judged(numbers)
         at = {event.event_id: number for number, event in zip(numbers, events, strict=True)}
         if len(at) < len(numbers):
@@ -231,7 +235,7 @@ class RoomWalk:
         return self._numbers.find(event_ids) if self._numbers is not None and event_ids else {}
 
     def _load(self, chunk: _Chunk, event_ids: Collection[str]) -> None:
-        """Fetches events of other chunks, and the auth events that these name in turn."""
+        """Fetches events of other chunks. For the auth events among them, fetches their auth events in turn."""
         here = self.states.events
         wanted = {event_id: at for event_id in event_ids if (at := chunk.elsewhere.get(event_id)) is not None}
         while wanted:
@@ -251,7 +255,7 @@ class RoomWalk:
         return event
 
     def _note_all(self, chunk: _Chunk) -> None:
-        """Stores the results of a walk with a single chunk."""
+        """Stores the results of the walk if one chunk has all events."""
         states, at = self.states, chunk.at
         self._all = events = [*map(states.events.__getitem__, at)]
         self.before = array("i", [states.before.get(event_id, _NONE) for event_id in at])
@@ -266,7 +270,7 @@ class RoomWalk:
                 self._note_redaction(chunk, number, event)
 
     def _note(self, chunk: _Chunk) -> None:
-        """Stores the results of a chunk, and drops what no later chunk needs."""
+        """Stores the results for one of several chunks, and drops the data that no later chunk needs."""
         states, here = self.states, self.states.events
         for number, event_id in zip(chunk.numbers, chunk.at, strict=True):
             event = here[event_id]
@@ -287,7 +291,10 @@ class RoomWalk:
         self._drop_borrowed(chunk)
 
     def _drop_borrowed(self, chunk: _Chunk) -> None:
-        """Drops the events fetched in addition to a chunk, except auth events."""
+        """Drops the events of ``chunk.loaded`` from memory, except auth events.
+
+        Also drops the groups before and after all events. The arrays ``before`` and ``after`` have them already.
+        """
         for event_id in chunk.loaded:
             if event_id in chunk.named:
                 self._held.add(event_id)
@@ -306,7 +313,7 @@ class RoomWalk:
         self.redactions.extend((number, _NONE if target is None else target, applies))
 
     def _applies(self, redaction: ParsedEvent, target: ParsedEvent) -> bool:
-        """Returns true if a redaction, once accepted, applies to its target."""
+        """Returns true if the redaction applies to its target, provided that the redaction is accepted."""
         states = self.states
         if may_redact(redaction, target, states.version, None):
             return True
@@ -317,7 +324,7 @@ class RoomWalk:
 
     # --- what is carried on -------------------------------------------------------------------------------------
     def _keep(self, number: int, event: ParsedEvent) -> None:
-        """Keeps an event in memory, without prev events unless a rule may read them, and with shared strings."""
+        """Keeps an event in memory. Equal strings are shared, and prev events are dropped if no rule can read them."""
         self._about[number] = -1 - len(self._kept)
         self._kept.append(event.event_id)
         here = self.states.events
@@ -339,7 +346,7 @@ class RoomWalk:
         return self._name_list[number] if number >= 0 else name
 
     def _name(self, name: str) -> int:
-        """Returns the number of a type or a user, or -1 if there are too many."""
+        """Returns the number that stands for an event type or a user ID, or -1 if there are too many such numbers."""
         number = self._names.get(name, _NONE)
         if number < 0 and len(self._name_list) < _MOST_NAMES:
             number = self._names[name] = len(self._name_list)
@@ -379,7 +386,10 @@ class RoomWalk:
         return PlainEvent(self.source.room_id, self._name_list[about], self._name_list[sender], backfilled)
 
     def _redacts_by_level(self, event: PlainEvent) -> bool:
-        """Returns true for a redaction in room version 3 or later. The auth rules do not read its target then."""
+        """Returns true for a redaction in room version 3 or later.
+
+        The auth rules do not read the target of such a redaction.
+        """
         return event.type == REDACTION and self.source.version.ids_are_hashes
 
     def _fetched(self, number: int) -> ParsedEvent:
@@ -391,7 +401,11 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(slots=True)
 class _Chunk:
-    """One chunk of events. ``at`` maps their IDs to numbers. ``elsewhere`` does so for other events they refer to."""
+    """One chunk of events.
+
+    ``at`` maps the IDs of the chunk's events to their numbers. ``elsewhere`` maps the IDs of events in other chunks, to
+    which the chunk refers, to their numbers.
+    """
 
     numbers: Sequence[int]
     events: Sequence[ParsedEvent]
@@ -403,13 +417,13 @@ class _Chunk:
     """The IDs of events that are dropped after the chunk, unless they are auth events."""
 
     def number(self, event_id: str) -> int | None:
-        """Returns the number of a referenced event, or null if it is missing."""
+        """Returns the number of an event that the chunk refers to, or null if that event is missing."""
         number = self.at.get(event_id)
         return self.elsewhere.get(event_id) if number is None else number
 
 
 def _check_order(chunk: _Chunk) -> None:
-    """Raises ``_OutOfOrder`` unless every event of a chunk comes after all its references."""
+    """Raises ``_OutOfOrder`` unless every event of the chunk comes after all events that it refers to."""
     last = chunk.numbers[-1]
     later = set(chunk.at)  # the event itself and those that come later
     for event in chunk.events:

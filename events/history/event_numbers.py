@@ -1,6 +1,6 @@
-"""Numbers the events of a large room by their place in the given order, in a few bytes each (pure).
+"""Numbers the events of a large room from 0, in the given order, with little memory for each event (pure).
 
-Events are found by the hashes of their IDs, and compared by the ID itself, so the answers are exact.
+An event is looked up by the hash of its ID. Then the IDs themselves are compared, so equal hashes cause no mistake.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class EventNumbers:
         self._refuse_repeated(alike)
 
     def find(self, event_ids: Collection[str]) -> dict[str, int]:
-        """Returns the numbers of the known IDs."""
+        """Returns the numbers of those IDs that have a number, by ID."""
         found = [(event_id, number) for event_id in event_ids for number in self._of_hash(hash(event_id))]
         names = self._names([number for _, number in found])
         return {event_id: number for (event_id, number), name in zip(found, names, strict=True) if name == event_id}
 
     def _add(self, number: int, hashed: int) -> bool:
-        """Returns true if the hash occurred before."""
+        """Stores an event's number under the hash of its ID. Returns true if an earlier event has the same hash."""
         place, alike = hashed & self._mask, False
         while other := self._table[place]:
             alike = alike or self._hashes[other - 1] == hashed
@@ -57,7 +57,7 @@ class EventNumbers:
 
 
 class Links:
-    """The numbers that each number refers to. Each is set once, in any order."""
+    """A map from each number to the numbers that it refers to. Each entry is set once, in any order."""
 
     def __init__(self, count: int) -> None:
         self._starts = array("q", bytes(8 * count))

@@ -1,16 +1,16 @@
 """Computes the rows of every table from a whole room's history (pure).
 
-Bulk import on Spark executors and tests use the same class. It reads extracted fields only, never JSON text, and one
-chunk of events at a time (``events.history.chunked_walk``). The size of a chunk does not change the rows. Time is linear
-in events, edges and state changes, except for state resolution, which runs once for each set of groups.
+Bulk import on Spark executors and tests use the same class. The class reads extracted fields only, never JSON text, and
+one chunk of events at a time (``events.history.chunked_walk``). The size of a chunk does not change the rows. Time is
+linear in events, edges and state changes, except for state resolution, which runs once for each set of groups.
 
-First the state at every event is computed in causal order (``events.room.state_assignment``). Then the events *arrive* in
-the given order, except that an event waits for its prev events. This decides forward extremities, current state and soft
-failures. Ranges follow the given order without waiting. If a prev event is missing, the state is unknown: the event and
-those above it are marked ``state_unresolved`` and counted.
+First the state at every event is computed in causal order (``events.room.state_assignment``). Then the events *arrive*
+in the given order, except that an event waits for its prev events. The arrival decides forward extremities, current
+state and soft failures. Visibility ranges follow the given order, and no event waits there. If a prev event is missing,
+the state is unknown: the event and those above it are marked ``state_unresolved`` and counted.
 
-Positions are indexes into the given events, and state groups are numbers from 0. The caller maps both to reserved IDs,
-ascending.
+Positions are indexes into the given events, and state groups are numbers from 0. The caller replaces both by reserved
+IDs, in ascending order.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class GivenEvents:
 
 @dataclass(slots=True)
 class _Arriving:
-    """An event as it arrives, identified by its number."""
+    """The fields of an event that matter when it arrives. ``event_id`` is the event's number, not its Matrix ID."""
 
     event_id: int
     prev_event_ids: tuple[int, ...]
@@ -108,7 +108,7 @@ class _Arriving:
 
 
 class _Groups:
-    """The groups after events, by event number."""
+    """A map from an event's number to the state group after the event."""
 
     def __init__(self, groups: array[int]) -> None:
         self._groups = groups
@@ -124,7 +124,7 @@ class RoomHistory:
     def __init__(
         self, source: EventSource, chunk: int = EVENTS_PER_CHUNK, watch: Callable[[int], None] = lambda _: None
     ) -> None:
-        """Computes everything. ``watch`` is called from time to time with the number of events done.
+        """Computes everything. ``watch`` is called from time to time with the number of events done so far.
 
         Raises ``HistoryError`` if an event occurs twice.
         """
@@ -176,7 +176,7 @@ class RoomHistory:
 
     # --- arrival ------------------------------------------------------------------------------------------------
     def _arrive(self) -> int | None:
-        """Lets the events arrive one by one. Returns the group of the current state (null: unknown)."""
+        """Lets all events arrive one by one. Returns the group of the current state after them; null: unknown."""
         walk, flags = self._walk, self._flags
         limit = walk.count + len(walk.missing)
         live = self._last_live(ACCEPTED) >= 0
@@ -205,7 +205,10 @@ class RoomHistory:
         return current
 
     def _walk_line(self, limit: int) -> None:
-        """Computes the line again in the given order, in which no event waits for its prev events, like a rebuild."""
+        """Computes the current state at each live event (the *line*) again, with events strictly in the given order.
+
+        No event waits for its prev events. A rebuild of the visibility ranges takes the events in the same way.
+        """
         walk, flags = self._walk, self._flags
         extremities = ForwardExtremities[int](reached=NumberSet(limit), find=self._transparent_among, live=True)
         arrivals = ExtremityTracker(walk.states, extremities, NumberSet(limit), _Groups(walk.after), self._fails)
@@ -217,7 +220,7 @@ class RoomHistory:
             self._line[number] = -1 if arrivals.current is None else arrivals.current
 
     def _take(self, arrivals: ExtremityTracker[int], number: int) -> None:
-        """Adds a live event."""
+        """Lets a live event arrive. Flags the event if it is soft-failed."""
         event = self._arriving(number)
         if arrivals.soft_fails(event):
             event.soft_failed = True
@@ -225,7 +228,7 @@ class RoomHistory:
         arrivals.take(event)
 
     def _transparent_among(self, numbers: Collection[int]) -> Iterator[_Arriving]:
-        """Returns the events among these that may be transparent (``events.room.extremities``)."""
+        """Yields those of the events that are rejected, soft-failed or backfilled, and are no outliers."""
         flags = self._flags
         for number in numbers:
             if number < len(flags) and flags[number] & (ACCEPTED | BACKFILLED) and not flags[number] & OUTLIER:
@@ -246,21 +249,26 @@ class RoomHistory:
         return self._walk.states.judge.soft_fails(self._walk.event(event.event_id), ground)
 
     def _note_change(self, index: int, known: int | None, current: int | None) -> int | None:
-        """Records that the current state changed with an event. Returns the last group of it that is known."""
+        """Records that the current state changed from group ``known`` to group ``current``, if the two differ.
+
+        ``index`` is the index of the event with which the change comes. If ``current`` is null (unknown), nothing is
+        recorded. Returns the last group of the current state that is known.
+        """
         if current is None or current == known:
             return known
         self._changes.extend((index, -1 if known is None else known, current))
         return current
 
     def _last_live(self, without: int) -> int:
-        """Returns the last event that is not backfilled and has none of these flags, or -1."""
+        """Returns the number of the last event that is not backfilled and has no flag of ``without``, or -1."""
         unwanted = without | BACKFILLED
         return next((n for n in range(self._walk.count - 1, -1, -1) if not self._flags[n] & unwanted), -1)
 
     def _live(self) -> Iterator[tuple[int, int]]:
-        """Returns the live events of the graph in the order of arrival, each with the highest index so far.
+        """Yields (index, number) for the live events of the graph, in the order of arrival.
 
-        That is the given order, except that an event waits for its prev events.
+        The order of arrival is the given order, except that an event waits for its prev events. The index is the
+        highest number of an event that has arrived so far.
         """
         latest = 0
         for number in self._ordered(0):
@@ -268,7 +276,10 @@ class RoomHistory:
             yield latest, number
 
     def _ordered(self, backfilled: int) -> Iterator[int]:
-        """Returns the live or the backfilled (``BACKFILLED``) events of the graph, each after its prev events."""
+        """Yields the numbers of events of the graph, each after its prev events.
+
+        ``backfilled`` is ``BACKFILLED`` for the backfilled events, and 0 for the live ones.
+        """
         mask, walk = OUTLIER | BACKFILLED, self._walk
         numbers = array("q", (n for n, flag in enumerate(self._flags) if flag & mask == backfilled))
         order, left = numbers, array("q")
@@ -279,7 +290,7 @@ class RoomHistory:
 
     # --- redactions ---------------------------------------------------------------------------------------------
     def _redact(self) -> array[int]:
-        """Finds the redacted events, each by its first redaction. Returns the redactions without effect."""
+        """Records for each redacted event the first redaction that applies. Returns the redactions without effect."""
         found = self._walk.redactions
         places = range(0, len(found), 3)
         withheld = array("q")
@@ -336,9 +347,10 @@ class RoomHistory:
         return (name for some in self._walk.chunks(numbers) for name in self._source.names(some))
 
     def _kept_groups(self) -> array[int]:
-        """Renumbers the groups before and after events. Groups that only intermediate current states have get -1.
+        """Returns for each group its number among the groups to store, or -1 for a group that is not stored.
 
-        Those are not stored.
+        Stored are the groups before and after events, and all groups below them. Groups that only intermediate current
+        states have are not stored.
         """
         walk, builder = self._walk, self._walk.states.builder
         wanted = {*walk.after, *walk.before}

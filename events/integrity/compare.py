@@ -1,8 +1,8 @@
 """Lists the differences between the rows of a room and what they should be, with stored and computed values (pure).
 
-Each difference belongs to a subject, which is the argument of ``manage.py resync`` that repairs it. The list of a report
-is bounded, its totals are complete. A *doubt* is something that cannot be decided from what is stored. It is not counted
-as a difference.
+Each difference belongs to a subject. A subject is the argument of ``manage.py resync`` that repairs the difference. A
+report lists a bounded number of differences, but its totals count all of them. A *doubt* is a question that the stored
+rows cannot answer. A doubt is not counted as a difference.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RoomReport:
         return not self.totals
 
     def of(self, subject: str) -> int:
-        """Returns the number of differences of a subject, also those that are not listed."""
+        """Returns the number of differences of a subject, including those that are not listed."""
         return sum(count for (found, _), count in self.totals.items() if includes_subject(subject, found))
 
     def add(self, difference: Difference) -> None:
@@ -286,9 +286,10 @@ def _cover_the_same(rows: RoomRows, should: Computed, right: Sequence[Visibility
 
 
 def _is_cut_off(rows: RoomRows, should: Computed) -> bool:
-    """Returns true if stored ranges begin below all stored events, and the create event is not among the stored events.
+    """Returns true if older events were purged: ranges begin below all stored events, without a create event.
 
-    Older events were purged then. Visibility right above them followed from them, so it cannot be recomputed.
+    The create event is then not stored, or only as an outlier. The visibility of the oldest stored events followed from
+    the purged events, so it cannot be recomputed.
     """
     first = min((row.stream_ordering for row in rows.events if not row.outlier), default=0)
     begins_here = should.create is not None and not should.create.outlier

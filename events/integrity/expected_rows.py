@@ -1,9 +1,9 @@
 """Computes what the rows of a room should be, by applying the rules again to its stored JSON (pure).
 
-Stored verdicts are taken as given, because they depend on the order of arrival or came from outside. The state before an
-event may also have come from outside, with the event, if its prev events came later or never. Such a state is taken as
-stored, and all events above it build on it. If the rules give another one, that is a *doubt*. Everything else follows
-from the events, so a difference in it is damage.
+Stored verdicts are taken as right, because they depend on the order of arrival or came from outside. The state before
+an event may also have come from outside, together with the event. That happens if the prev events came later or never.
+Such a stored state is taken as right, too, and the states of the events above are computed from it. If the rules lead
+to a different state, that is a *doubt*. All other rows follow from the events, so a difference in them is damage.
 
 ``compute`` takes the rows of one room and sends no query, so rooms can be checked in parallel, in any process.
 """
@@ -109,10 +109,10 @@ class RoomRows:
 
 
 class _CheckedStates(RoomStates):
-    """The states of a room: computed by the rules, or the stored ones if these may have been given from outside.
+    """The states at a room's events, computed by the rules. A stored state is used if it possibly came from outside.
 
-    ``told`` has the stored group before each such event. ``assign`` collects in ``differing`` the events for which the
-    rules give another state.
+    ``told`` maps each event with such a state to the stored group before the event. ``assign`` collects in
+    ``differing`` those of these events for which the rules lead to a different state.
     """
 
     def __init__(
@@ -248,7 +248,7 @@ def stored_before(event: StoredEvent, stored: StoredGroups) -> int | None:
 
 
 def _lost(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
-    """Returns an event made from its columns, because its JSON is missing or unreadable."""
+    """Returns an event made from its stored columns. Used if the event's JSON is missing or unreadable."""
     columns = row.columns
     if columns is None:  # ``stored_rows`` drops columns only if they agree with parsed JSON
         raise AssertionError(f"{row.event_id} has neither JSON nor columns")
@@ -281,7 +281,8 @@ def _lost(row: StoredEvent, rows: RoomRows) -> ParsedEvent:
 def _create(rows: RoomRows, events: Iterable[ParsedEvent]) -> ParsedEvent | None:
     """Returns the create event of the room, or null.
 
-    Create events in the graph are preferred to outliers, and among equals the one that the room's row names.
+    If there are several, a create event in the graph is preferred to an outlier. Among those, the create event that the
+    room's row names is preferred.
     """
     begun = [event for event in events if is_create(event)]
     named = [event for event in begun if event.event_id == rows.create_event_id]
@@ -294,7 +295,8 @@ def _cuts_of_before(
 ) -> list[VisibilityRow]:
     """Returns the stored cuts of users who left before the oldest stored live event, and have not joined again.
 
-    The positions of these cuts cannot be computed any more, so the stored rows are taken as right.
+    A *cut* is a row with the position at which a user left. These positions cannot be computed any more, so the stored
+    rows are taken as right.
     """
     places = [event.stream_ordering for event in graph if is_accepted(event) and event.stream_ordering is not None]
     first = min((place for place in places if place > 0), default=0)
@@ -309,9 +311,9 @@ def _cuts_of_before(
 
 
 def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: StoredGroups) -> dict[str, int]:
-    """Returns ``{event: stored group before it}`` for events that may have come with a given state.
+    """Returns the stored group before each event whose state possibly came from outside, by event ID.
 
-    These are events with a prev event that perhaps was not stored, or had no state, when the event came.
+    Such an event names a prev event that perhaps was not stored, or had no state, when the event came.
     """
     by_id = {row.event_id: row for row in rows.events if not row.outlier}
     doubted = _contradicted(by_id, events, stored)
@@ -328,13 +330,16 @@ def _given_groups(rows: RoomRows, events: Mapping[str, ParsedEvent], stored: Sto
 
 
 def _is_linked(row: StoredEvent, prevs: Sequence[str], by_id: Mapping[str, StoredEvent], group: int) -> bool:
-    """Returns true if the stored state before an event is the group of its only prev event."""
+    """Returns true if an event has one prev event only, and ``group`` is the group after that prev event.
+
+    ``group`` is the stored group before the event, and ``prevs`` are the IDs of its prev events.
+    """
     prev = by_id.get(prevs[0]) if len(prevs) == 1 else None
     return prev is not None and prev.state_group == group
 
 
 def _came_later(prev: StoredEvent | None, row: StoredEvent) -> bool:
-    """Returns true if a prev event is missing, has no state, or may have come after the event."""
+    """Returns true if a prev event is missing, has no state, or possibly came after the event."""
     if prev is None or prev.state_unresolved:
         return True
     # Backfilled events have negative positions and are stored in any order, so their positions say nothing.
@@ -346,7 +351,7 @@ def _contradicted(
 ) -> set[str]:
     """Returns events whose own group disagrees with the stored state before an event directly on top of them.
 
-    An event on top is considered only if it names no other prev event and surely came later.
+    The event on top is considered only if it names no other prev event, and surely came after the event below.
     """
     found = set()
     for row in by_id.values():

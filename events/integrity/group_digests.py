@@ -1,8 +1,8 @@
 """Expands the stored state groups of a room in the way that readers do, and gives each state a digest (pure).
 
-A digest is a sum over the entries of a state, so it follows from the digest of the group below and the changes. Comparing
-the states of all events of a room therefore takes time in proportion to the delta rows. The rows may be damaged in any
-way: a missing row has the same effect here as for a reader.
+The digest of a state is a sum over its entries. So the digest of a group is computed from the digest of the group below
+and the delta between the two. Comparing the states of all events of a room therefore takes time in proportion to the
+delta rows. Any of the rows may be damaged: a missing row has the same effect here as for a reader.
 """
 
 from __future__ import annotations
@@ -105,12 +105,19 @@ class StoredGroups:
                 self.digests[group] = digest
 
     def _base(self, chain: int) -> int | None:
-        """Returns the group that a chain is built on, or null if there is none or it is not stored."""
+        """Returns the group on which the first group of a chain is built.
+
+        Null: the first group is built on none, or one of the two is not stored.
+        """
         first = self.rows.get(chain)
         return first[1] if first is not None and first[1] in self.rows else None
 
     def _lookup(self, chain: int, last: int | None, base: int | None, key: StateKey) -> str | None:
-        """Returns the entry at a key right before a group of a chain. ``last`` is the group before it in the chain, or null."""
+        """Returns the event ID at a state key, as it was right before some group of a chain. Null: there was no entry.
+
+        ``last`` is the group of the chain before that group, or null if that group is the first. ``base`` is the group
+        on which the chain is built, or null.
+        """
         spans = [] if last is None else [(chain, last)]
         for place, upto in (*spans, *(() if base is None else self._spans(base))):
             numbers, events = self._history.get(place, {}).get(key, ((), ()))
@@ -120,7 +127,10 @@ class StoredGroups:
         return None
 
     def _spans(self, group: int) -> Iterator[tuple[int, int]]:
-        """Yields (chain, last group in it) from a group downwards, as readers walk. A missing row or a cycle ends the walk."""
+        """Yields (chain, highest group to read in it) for every chain that a reader of ``group`` reads, downwards.
+
+        A missing row or a cycle ends the walk.
+        """
         number: int | None = group
         seen: set[int] = set()  # damaged rows may form a cycle
         while number is not None and number in self.rows and number not in seen:

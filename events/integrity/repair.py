@@ -1,4 +1,7 @@
-"""Checks one room, or repairs it in a transaction under its lock, in this process, through Django's connection."""
+"""Checks one room, or repairs it in a transaction that holds the room's lock.
+
+Both run in this process, through Django's connection.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Repairs damaged rows of a room in the caller's transaction, under the room's lock, beside live writers (no Django).
+"""Repairs damaged rows of a room in the caller's transaction, under the room's lock (no Django).
 
-Events whose state is wrong get new state groups, built on stored groups that are right. Wrong groups that no event needs
-any more are deleted. A value that cannot be recomputed is left as it is.
+Writers need not be stopped. Events whose state is wrong get new state groups, built on stored groups that are right.
+Wrong groups that no event needs any more are deleted. A value that cannot be recomputed is left as it is.
 """
 
 from __future__ import annotations
@@ -173,7 +173,10 @@ class _Repair:
         }
 
     def mend(self, subject: str) -> Sequence[str] | None:
-        """Repairs every difference of a subject that can be recomputed. Returns ``Mended.moved``."""
+        """Repairs every difference that belongs to ``subject`` and can be recomputed. Returns ``Mended.moved``.
+
+        ``subject`` is one of ``compare.SUBJECTS``, or ``compare.EVERYTHING``.
+        """
         for difference in differences(self._computed):
             if includes_subject(subject, difference.subject) and difference.mendable:
                 self._tables[difference.table](difference)
@@ -212,7 +215,10 @@ class _Repair:
         self._announce_less_content(found.key)
 
     def _announce_less_content(self, event_id: str) -> None:
-        """Records that an event has less content now. Other processes are notified as if the current state had changed."""
+        """Records that readers no longer get all of an event's content.
+
+        Other processes are then notified as if the current state had changed.
+        """
         event = self._computed.events[event_id]
         self._current_state = True
         if event.type == "m.room.member" and event.state_key is not None:
@@ -264,7 +270,7 @@ class _Repair:
 
 
 def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """Returns rows as ``width`` arrays, for ``unnest``."""
+    """Returns the columns of the rows as lists, for ``unnest`` in SQL. Each row has ``width`` values."""
     return [[row[place] for row in rows] for place in range(width)]
 
 
@@ -298,10 +304,10 @@ class _Groups:
         cursor.execute(_DROP_GROUPS, {"room": self._computed.rows.room_id, "groups": unused})
 
     def _after(self, event_id: str) -> int:
-        """Returns the number of the group after an event.
+        """Returns the builder's number of the right group after an event.
 
-        The group after a state event is built on the group before it, because readers take the group below as the state
-        before the event.
+        For a state event, that group is built on the group before the event, because readers take the group below as
+        the state before the event.
         """
         after, before = self._states.after[event_id], self._states.before.get(event_id)
         event = self._computed.events[event_id]
@@ -312,9 +318,10 @@ class _Groups:
         return self._numbers[after]
 
     def _number(self, group: int) -> int:
-        """Returns the builder's number of a group that has the same state as a computed group.
+        """Returns the builder's number of a group with the same state as the computed group ``group``.
 
-        That is a stored group if one has the state, else a new group built on a stored one.
+        If a stored group has that state, it is used. Otherwise a new group is built, on top of a stored one if
+        possible.
         """
         line = []
         below: int | None = group
@@ -331,7 +338,7 @@ class _Groups:
         return self._numbers[group]
 
     def _adopt(self, group: int) -> bool:
-        """Uses a stored group that has the state of a computed one. Returns false if there is none."""
+        """Uses a stored group that has the state of the computed group. Returns false if no stored group has it."""
         stored = self._right.get(self._states.digests.of(group))
         if stored is None:
             return False

@@ -96,9 +96,10 @@ def read_mark(cursor: Any, room_id: str) -> Mark:
 
 
 def _event_rows(cursor: Any, room_id: str) -> Iterator[tuple[tuple[Any, ...], Any, Columns]]:
-    """Yields for each event its own columns, its JSON with the room version, and the columns that follow from the JSON.
+    """Yields for each event the columns that do not follow from its JSON, the JSON, and the columns that do.
 
-    Reads ranges of stream orderings, so only a bounded part is in memory here.
+    The JSON comes with the room version by which it was stored; null: no JSON is stored. The events are read in ranges
+    of stream orderings, so only a bounded part of the rows is in memory.
     """
     after = _BEFORE_ALL
     while True:
@@ -134,7 +135,8 @@ def _whole_rows(
 class _Events:
     """The parser of one room's event rows.
 
-    Equal values are kept once, because events name each other, and share a few types, senders and auth events.
+    Equal values are kept in memory once, because events name each other, and share a few types, senders and auth
+    events.
     """
 
     def __init__(self, version: RoomVersion) -> None:
@@ -156,10 +158,11 @@ class _Events:
         return StoredEvent(*values)
 
     def _parsed(self, own: tuple[Any, ...], columns: Columns, json: bytes, told: str) -> ParsedEvent:
-        """Returns the parsed JSON with the stored verdict. An event that waits for the state before it has no verdict yet.
+        """Parses the JSON of an event, and adds the stored verdict.
 
-        ``told`` is the room version by which the event was stored. For an outlier it may differ from the room's version,
-        which was perhaps unknown then.
+        An event that waits for the state before it has no final verdict yet. ``told`` is the room version by which the
+        event was stored. For an outlier it may differ from the room's version, which was perhaps unknown when the
+        outlier was stored.
         """
         event_id, place, outlier, reason, soft_failed, _, unresolved, censored, group = own
         waits = unresolved and group is None and reason is None

@@ -102,7 +102,7 @@ def censored_json(json: bytes, version: str, event_id: str) -> bytes:
 
 
 def _seconds(age: timedelta) -> float:
-    """Returns the age in seconds, at most as long as the database can count back from now."""
+    """Returns an age in seconds, limited to what the database can subtract from the current time."""
     return min(age, _LONGEST).total_seconds()
 
 
@@ -111,7 +111,10 @@ def _size(limit: int | None, done: int) -> int:
 
 
 def _next(age: timedelta, place: tuple[str, int], limit: int, using: str) -> list[tuple[str, int, str]]:
-    """Returns (room, position, event) of the next events that are due, after a (room, position)."""
+    """Returns the next events to censor after ``place``, as (room, stream position, event ID).
+
+    ``place`` is a (room, stream position). Event and redaction were both received at least ``age`` ago.
+    """
     if not limit:
         return []
     with connections[using].cursor() as cursor:

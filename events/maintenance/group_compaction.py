@@ -1,13 +1,14 @@
-"""Rewrites the state groups of a room to fewer rows, beside writers and readers, by a plan of ``state.groups.compaction``.
+"""Rewrites the state groups of a room to fewer rows, by a plan of ``state.groups.compaction``.
 
-Stored groups are never changed, because processes cache them. New groups are written under new IDs, which no reader
-uses as long as no event has them. Then events move to them in small transactions, each after the old and new states
-were read back and found equal. Further rounds handle groups that writers meanwhile built on old groups. At last the old
-groups are deleted, like all groups that no event needs (``events.maintenance.group_gc``).
+Writers and readers go on meanwhile. Stored groups are never changed, because processes cache them. New groups are
+written under new IDs, which no reader uses as long as no event has them. Then events move to them in small
+transactions, each after the old and new states were read back and found equal. Further rounds handle groups that
+writers meanwhile built on old groups. At last the old groups are deleted, like all groups that no event needs
+(``events.maintenance.group_gc``).
 
 The work may be stopped after any transaction, because every event always has a group with its state. A later run makes
 a new plan from what is stored then. Assumes that no purge of the room runs meanwhile
-(``events.maintenance.purge_history.purge_lock``). Memory grows with the groups of the result.
+(``events.maintenance.purge_history.purge_lock``). Memory grows with the number of new groups.
 """
 
 from __future__ import annotations
@@ -128,9 +129,10 @@ class RoomCompaction:
                 return
 
     def _pass(self) -> Iterator[None]:
-        """Writes new groups and moves events, until no event has an old group and no needed group is built on one.
+        """Writes new groups and moves events to them. Yields after every transaction.
 
-        Gives up after ``_MOST_ROUNDS`` rounds.
+        Ends when no event has an old group and no needed group is built on an old group. Gives up after
+        ``_MOST_ROUNDS`` rounds.
         """
         moving = sorted(self._new.numbers)
         for _ in range(_MOST_ROUNDS):
@@ -148,7 +150,7 @@ class RoomCompaction:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def _read_all(self) -> WrittenRows:
-        """Starts a new plan from what is stored now. Returns how many rows that is."""
+        """Starts a new plan from the groups that are stored now. Returns how many rows these groups take."""
         self._new, self._ids, self._steps = Compression(), {}, set()
         with read_only_snapshot(self._using, is_long=True) as cursor:
             places, needed, steps = needed_groups(self.room_id, self._using)
@@ -161,9 +163,11 @@ class RoomCompaction:
     def _take(
         self, places: Sequence[GroupPlace], needed: Collection[int], steps: Collection[int], only: Sequence[int] | None
     ) -> int:
-        """Adds groups to the plan: all, or those in ``only``. Returns the number of their delta rows.
+        """Adds stored groups to the plan: all groups that are needed, or of these only the ones in ``only``.
 
-        Raises ``CompressionRefused`` if a group is damaged.
+        ``places`` are all groups of the room, ``needed`` the groups that events need, and ``steps`` the groups of
+        accepted state events. Returns the number of delta rows that were read. Raises ``CompressionRefused`` if a group
+        is damaged.
         """
         live = _live(places, needed)
         self._steps.update(steps)
@@ -185,7 +189,7 @@ class RoomCompaction:
     def _stored(
         self, only: Sequence[int] | None
     ) -> Iterator[tuple[int, int | None, dict[tuple[str, str], str | None]]]:
-        """Yields (group, group below, delta) in ascending order of groups."""
+        """Yields (group, group below, delta) for all stored groups, or for those in ``only``, in ascending order."""
         names: dict[str, Any] = {"room": self.room_id, "groups": only}
         with closing(connections[self._using].chunked_cursor()) as cursor:
             cursor.execute(_READ, names)
@@ -193,9 +197,10 @@ class RoomCompaction:
                 yield group, prev, {(kind, key): event_id for *_, kind, key, event_id in rows if kind is not None}
 
     def _left(self) -> list[int]:
-        """Returns old groups that events have again, and groups that writers meanwhile built on old ones.
+        """Returns the groups whose events still have to be moved.
 
-        Adds the latter to the plan.
+        These are the old groups that events have again, and the groups that writers meanwhile built on old groups. The
+        latter are added to the plan.
         """
         with read_only_snapshot(self._using, is_long=True):
             places, needed, steps = needed_groups(self.room_id, self._using)
@@ -226,7 +231,10 @@ class RoomCompaction:
     # --- new groups ---------------------------------------------------------------------------------------------
 
     def _write(self) -> Iterator[None]:
-        """Stores the new groups that are not stored yet. No reader uses them so far."""
+        """Stores those new groups of the plan that are not stored yet. Yields after every transaction.
+
+        No event has these groups yet, so no reader uses them.
+        """
         builder = self._new.builder
         new = sorted(builder.kept(self._new.numbers.values()) - self._ids.keys())
         if not new:
@@ -257,7 +265,10 @@ class RoomCompaction:
     # --- events -------------------------------------------------------------------------------------------------
 
     def _batches(self, old: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-        """Yields pairs (old group, new group), as many at a time as can be compared at once."""
+        """Yields lists of pairs (old group, new group).
+
+        Each list is so small that the states of its groups can be compared at once.
+        """
         keys = [row[4] for row in self._new.builder.group_rows()]
         sizes = {group: 2 * keys[self._new.numbers[group]] for group in old}
         for part in _parts(old, sizes, _ENTRIES_PER_TRANSACTION, _PAIRS_PER_TRANSACTION):
@@ -318,7 +329,7 @@ class RoomCompaction:
 
 
 def _live(places: Sequence[GroupPlace], needed: Collection[int]) -> set[int]:
-    """Returns the needed groups and all groups below them. ``places`` is in ascending order."""
+    """Returns the needed groups and all groups on which they are built. ``places`` is in ascending order."""
     live = set(needed)
     # Downwards: a group is built on one with a lower ID.
     for place in reversed(places):
@@ -328,7 +339,10 @@ def _live(places: Sequence[GroupPlace], needed: Collection[int]) -> set[int]:
 
 
 def _parts(items: Sequence[int], sizes: Mapping[int, int], most: int, most_items: int) -> Iterator[list[int]]:
-    """Yields the items in order, in parts of at most ``most_items`` items and total size ``most``. A larger item is alone."""
+    """Divides the items, in their order, into lists of at most ``most_items`` items and of the total size ``most``.
+
+    An item that is larger than ``most`` gets a list of its own.
+    """
     part: list[int] = []
     size = 0
     for item in items:

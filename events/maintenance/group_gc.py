@@ -160,7 +160,7 @@ def needed_groups(room_id: str, using: str, cut: int | None = None) -> tuple[lis
 
 
 class GroupPurge:
-    """The execution of one room's plan. ``foresee`` only counts."""
+    """The execution of the plan for one room. ``foresee`` only counts what would be deleted."""
 
     def __init__(self, room_id: str, using: str, plan: GroupCollection) -> None:
         self.room_id, self._using, self._plan = room_id, using, plan
@@ -214,9 +214,9 @@ class GroupPurge:
         return found
 
     def _delete(self, cursor: Any, groups: Sequence[int]) -> None:
-        """Deletes the groups, except those that are needed now.
+        """Deletes the planned groups, except those that an event or another group needs by now.
 
-        When the plan was made, every group that was built on one of these was planned, too.
+        When the plan was made, every group that was built on one of these groups was planned, too.
         """
         going = set(groups)
         # A group that stays needs the groups below it. So each round may find more that have to stay.
@@ -229,9 +229,11 @@ class GroupPurge:
         self.done.groups += cursor.rowcount
 
     def _merge(self, cursor: Any, run: Run, before: StateDigest | None) -> bool:
-        """Merges one piece of a run. Returns false, and changes nothing, if one of its groups is needed now.
+        """Merges one piece of a run. Returns false, and changes nothing, if one of the piece's groups is needed now.
 
-        ``before`` is the digest of the state above the run, or null if it is not stored any more. Raises ``PurgeWentWrong``.
+        ``before`` is the digest of the state of ``Run.witness``, the nearest group above the run. If ``before`` is
+        null, that group is not stored any more, and nothing is merged. Raises ``PurgeWentWrong`` if the digest differs
+        after the merge.
         """
         low, high = run.bounds
         # A plans without the lock, B stores an event with a group of the run and commits, A locks the room: the run has
@@ -240,7 +242,7 @@ class GroupPurge:
             self.done.left += len(run.absorbed)
             return False
         names = {"chain": run.chain, "target": run.target, "first": run.absorbed[0], "last": run.absorbed[-1]}
-        # Superseded rows go first: two rows of one group may not have the same key.
+        # Superseded rows go first: two rows of one group cannot have the same key.
         cursor.execute(_DROP_SUPERSEDED, names)
         dropped = cursor.rowcount
         cursor.execute(_MOVE_ROWS, names)
@@ -264,9 +266,10 @@ class GroupPurge:
 
     @staticmethod
     def _is_needed(cursor: Any, run: Run) -> bool:
-        """Returns true if the run must stay.
+        """Returns true if the groups of a run must not be merged.
 
-        That is so if an event needs a group of it, if another chain is built on one, or if one is no longer stored.
+        That is so if an event needs one of the groups, if another chain is built on one of them, or if one of them is
+        no longer stored.
         """
         # A target below the run takes over the state of the highest group, so its own state must not be needed, either.
         loose = [*run.absorbed, *([run.target] if run.target < run.absorbed[0] else [])]
@@ -286,8 +289,8 @@ def _locked(room_id: str, using: str) -> Iterator[Any]:
 def _groups_at_once(state: StateDigest | None) -> int:
     """Returns how many groups to merge in one transaction.
 
-    Each transaction reads ``state``, the state above the run, to compare it. The larger that state is, the more groups
-    are merged at once.
+    Each transaction reads the state above the run (``state``), to compare it. The larger that state is, the more groups
+    are merged in one transaction.
     """
     part = 0 if state is None else state.entries // _PIECES_OF_A_STATE
     return max(_GROUPS_PER_TRANSACTION, min(part, _MOST_GROUPS_PER_TRANSACTION))

@@ -1,13 +1,14 @@
 """Purges the history of a room below a depth, beside live writers and readers.
 
-Messages are deleted. State events stay as outliers, because event auth and states need them. Messages of this server stay
-as outliers, too, unless the request includes them. Events whose depth equals the cut stay in the graph.
+Messages are deleted. State events stay as outliers, because event auth and states need them. Messages of this server
+stay as outliers, too, unless the request includes them. Events at exactly the given depth (the *cut*) stay in the
+graph.
 
 Events go from the lowest depth up, some thousand in each transaction. Each transaction locks the room's row first, as
 every write to a room does, and notifies other processes by ``Room.content_generation`` and on the stream ``caches``.
 After each transaction, the room looks like one whose history begins a little higher. The missing prev events are
-backward extremities, so backfill may fetch them again, and a sync across them is limited. So a purge may be stopped
-after any transaction and run again.
+backward extremities, so backfill may fetch them again, and a sync across them has a limited timeline. So a purge may be
+stopped after any transaction and run again.
 
 The caller then deletes state groups that no event needs (``events.maintenance.group_gc``).
 """

@@ -5,8 +5,8 @@ not take them for new ones, and the visibility ranges fit them as before. Their 
 if it does not match its hash.
 
 Stored events stay as they are, because they may have been redacted, censored or backfilled since. Only an outlier that
-had a place in the graph gets it back. A redaction that came since then is applied. After every transaction the room
-looks like one whose history begins a little lower.
+had a place in the graph gets that place back. A redaction that came while its target was not stored is applied. After
+every transaction the room looks like one whose history begins a little lower.
 
 State groups come first, under new IDs. An archive has all groups on which the groups of its events build, so no stored
 group is touched. Assumes that the caller opens a transaction for each call, and that no purge of the room runs
@@ -404,10 +404,10 @@ def _redact_late(cursor: Any, room_id: str, using: str) -> list[Event]:
 
 
 def restore_visibility(cursor: Any, room_id: str, using: str) -> bool:
-    """Makes sure that restored events are visible as before. Returns true if the ranges were computed again, and are known.
+    """Computes the room's ranges again if those of restored events are lost, so that the events are visible as before.
 
     A purge keeps the ranges of the events that it deletes. They are lost only if the room was resynced or created again
-    since.
+    since. Returns true if the ranges were computed again, and are known.
     """
     cursor.execute(_LOCK_ROOM, [room_id])
     cursor.execute(_RANGES_LOST, {"room": room_id})

@@ -1,7 +1,7 @@
 """Finds the depth below which each room may be purged, by ``m.room.retention`` and the site's settings.
 
-Expired messages are hidden from readers at once (``events.visibility.access``). A purge deletes them, those of this
-server only if the purge includes messages of this server.
+Expired messages are hidden from readers at once (``events.visibility.access``). A purge deletes them. Expired messages
+of this server are deleted only if the purge includes messages of this server.
 """
 
 from __future__ import annotations

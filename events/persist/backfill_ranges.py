@@ -77,7 +77,11 @@ def write_backfill_ranges(room: StoredRoom, states: RoomStates, places: Collecti
 
 
 def _parts(events: Iterable[_Placed], changed: Sequence[int]) -> Iterator[list[_Placed]]:
-    """Yields sequences of events that became neighbours, including the stored events at both ends."""
+    """Divides the events into sequences whose ranges are computed together.
+
+    The events of a sequence became neighbours because of the positions in ``changed``, which are ascending. A sequence
+    includes the stored events at its two ends.
+    """
     part: list[_Placed] = []
     for event in events:
         # The two events became neighbours if a changed position lies at or between them. Others are in one stored run.
@@ -98,7 +102,7 @@ def _is_new(part: Sequence[_Placed], changed: Sequence[int]) -> bool:
 class _Part:
     """Events whose ranges are computed together.
 
-    The first event may be the end of a stored run. The last event may be the beginning of another stored run.
+    The first event can be the last event of a stored run. The last event can be the first event of another stored run.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class _Part:
         self._gone: set[VisibilityRow] = set()
 
     def write(self) -> None:
-        """Extends, joins and adds ranges."""
+        """Computes the ranges of the events. Adds them, or extends and joins stored ranges."""
         room = self._room
         room.adopt_after([event.event_id for event in self._events])
         worked_out = self._worked_out(self._events)
@@ -146,10 +150,10 @@ class _Part:
 
     # --- ranges that end, continue or join --------------------------------------------------------------------------------
     def _put(self, row: VisibilityRow) -> None:
-        """Adds a range that ended, or the row of a single event.
+        """Adds a computed range that has ended, or a row for a single event.
 
-        If the range begins at a stored first event, extends the stored range instead. Single rows of that event are
-        stored already.
+        If the range begins at the last event of a stored run, extends the stored range instead. A row for that event
+        alone is stored already, so it is not added.
         """
         if row.kind in OF_THE_LINE:
             return
@@ -174,16 +178,21 @@ class _Part:
                 self._new.add(whole)
 
     def _lengthen(self, row: VisibilityRow) -> None:
-        """Extends the stored range that ends with the first event. Adds the range if there is no such stored range."""
+        """Extends the stored range that ends with the first event, up to the end of ``row``.
+
+        Adds ``row`` itself if there is no such stored range.
+        """
         met = self._running(self._below, above=False).get((row.user_id, row.kind))
         if met is not None:
             self._gone.add(met)
         self._new.add(row if met is None else replace(row, first=met.first))
 
     def _running(self, place: int | None, *, above: bool) -> dict[tuple[str | None, str], VisibilityRow]:
-        """Returns the stored ranges at one end that continue beyond it, by user and kind.
+        """Returns the stored ranges that cover the first or the last event, but not the event next to it.
 
-        Ranges of purged events may begin or end between two events that are left.
+        The result is by user and kind. ``place`` is the position of that first or last event, or null if it is not
+        stored. ``above`` is true for the last event. If events were purged, a range may begin or end between two events
+        that are left.
         """
         if place is None:
             return {}
@@ -197,9 +206,10 @@ class _Part:
         return found
 
     def _write(self) -> None:
-        """Writes the differences to the stored rows.
+        """Writes what differs from the stored rows. Unchanged rows are not touched.
 
-        Unchanged rows are not touched. A row that is replaced by one of its kind with the same beginning or end is updated.
+        If a new row has the same user, kind, and beginning or end as a stored row that it replaces, the stored row is
+        updated.
         """
         gone = self._gone & self._stored.keys() - self._new
         new = self._new - self._stored.keys()

@@ -1,11 +1,11 @@
-"""Stores batches of events: from local users, from other servers, and old ones by backfill.
+"""Stores batches of events: events of local users, events from other servers, and old events by backfill.
 
 ``persist`` takes events in any order, of any rooms. Each event gets its own verdict: stored (accepted, rejected by the
 auth rules, or soft-failed), duplicate, or refused with a reason. A refused event does not affect the others. A batch is
 one transaction.
 
-The rooms are locked in the order of their IDs before any position is reserved. So two batches cannot deadlock, and within
-a room positions ascend in causal order.
+The rooms are locked in the order of their IDs before any position is reserved. So two batches cannot deadlock, and
+within a room positions ascend in causal order.
 """
 
 from __future__ import annotations
@@ -181,11 +181,11 @@ class _Placed:
 def _parse(
     batch: Sequence[Incoming], outcome: PersistOutcome, using: str, verifier: KeysOf | None, *, known_elsewhere: bool
 ) -> list[_Placed]:
-    """Returns the parsed events, each once; adds refused ones and duplicates to ``outcome``.
+    """Returns the parsed events, each once. Adds refused events and duplicates to ``outcome``.
 
-    Copies with the same ID, room and room version become one event. Its place in the graph comes from a copy that is no
-    outlier, if there is one. Its content comes from a copy that matches its hash, if there is one, because pruned and
-    tampered copies have the same ID.
+    Copies with the same ID, room and room version become one event. The event gets the place in the graph of a copy
+    that is no outlier, if there is one. It gets the content of a copy that matches its hash, if there is one, because
+    pruned and tampered copies have the same ID.
     """
     decoded: list[tuple[int, Incoming, dict[str, Any]]] = []
     for place, incoming in enumerate(batch):
@@ -222,7 +222,7 @@ def _decoded(json: bytes) -> dict[str, Any]:
 
 
 def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf) -> list[_Placed]:
-    """Returns the events with all needed signatures.
+    """Returns the events that have all needed signatures. Adds the others to ``outcome`` as refused.
 
     Every copy is checked, because an event's ID does not cover its signatures.
     """
@@ -233,7 +233,7 @@ def _signed(parsed: Sequence[_Placed], outcome: PersistOutcome, verifier: KeysOf
 
 
 def _of_both(first: _Placed, other: _Placed) -> _Placed:
-    """Merges two copies of an event: the place in the graph of one, and the content of one that matches its hash."""
+    """Merges two copies of an event. A place in the graph is preferred, and so is content that matches its hash."""
     # The sort is stable: of two equal copies the first one stays.
     copies = sorted((first, other), key=lambda copy: (copy.event.outlier, not copy.event.content_hash_matches))
     kept, left = copies
@@ -253,7 +253,10 @@ def _at_place_of(placed: ParsedEvent, content: ParsedEvent) -> ParsedEvent:
 
 
 def _is_same(event: ParsedEvent, other: ParsedEvent) -> bool:
-    """Returns true if two events with one ID are the same event. Before room version 3 senders choose the IDs."""
+    """Returns true if two events with one ID are the same event.
+
+    Before room version 3 senders choose the IDs, so different events may have the same ID.
+    """
     version = room_version(event.room_version)
     return version.ids_are_hashes or _reference_hash(event, version) == _reference_hash(other, version)
 
@@ -287,7 +290,10 @@ def _versions(
 
 
 def _announcing(json: bytes, event: dict[str, Any]) -> ParsedEvent | None:
-    """Returns the create event if it determines the version of its room, else null. Its signatures are not checked here."""
+    """Returns the parsed create event if it proves the version of its room (``proves_version``), else null.
+
+    Does not check the event's signatures.
+    """
     try:
         create = parse_event(json, event, _own_version(event))
     except EventRefused:
@@ -355,7 +361,7 @@ def _check_given(event_ids: Any) -> None:
 
 @dataclass(slots=True)
 class _Work:
-    """The events of a batch and their given states, by room.
+    """The events of a batch that have to be processed, and the states given with them, by room.
 
     ``places`` maps event IDs to indexes in the batch. ``rooms`` maps event IDs to rooms.
 
@@ -368,7 +374,7 @@ class _Work:
     rooms: dict[str, str] = field(default_factory=dict)
 
     def add(self, placed: _Placed, *, stored: bool) -> None:
-        """Adds an event. If it is ``stored`` already, adds only its given state."""
+        """Adds an event. If the event is ``stored`` already, adds only the state that was given with it."""
         event = placed.event
         self.places.setdefault(event.event_id, placed.place)
         self.rooms[event.event_id] = event.room_id
@@ -415,11 +421,11 @@ def _with_stored_content(
 ) -> tuple[list[_Placed], list[ParsedEvent]]:
     """Handles stored outliers that arrive again with their place in the graph.
 
-    Returns the batch, and the events whose JSON is replaced.
+    Returns the batch, and the events whose JSON has to replace the stored JSON.
 
     The stored content is kept, unless it does not match its hash and the new content does. An outlier that was stored
-    under another room version, before the room's own was known, is parsed again. The JSON of a censored event is not
-    replaced.
+    under another room version, before the room's own was known, is parsed again. The stored JSON of a redacted event is
+    not replaced.
     """
     known = reading.events
     moved = [p for p in parsed if not p.event.outlier and (f := known.get(p.event.event_id)) and f.outlier]
@@ -449,7 +455,7 @@ def _with_stored_content(
 
 
 def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
-    """Returns the event. It gets the stored content if only the stored content matches its hash."""
+    """Returns ``event``. It gets the content of ``kept``, the stored copy, if only that content matches its hash."""
     if event.content_hash_matches:
         return event
     try:
@@ -460,9 +466,9 @@ def _whole_of_both(event: ParsedEvent, kept: ParsedEvent) -> ParsedEvent:
 
 
 def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
-    """Replaces the stored JSON of events.
+    """Replaces the stored JSON of these events by their own.
 
-    The stored copy was pruned because of its hash, or was parsed by another room version.
+    The stored JSON was pruned because of its hash, or belongs to another room version.
     """
     for event in events:
         kept = EventJson.objects.using(using).filter(pk=event.event_id)
@@ -477,9 +483,10 @@ def _store_whole(events: Sequence[ParsedEvent], using: str) -> None:
 
 
 def _work(parsed: Sequence[_Placed], reading: RoomReading, outcome: PersistOutcome) -> _Work:
-    """Separates new events from stored ones and from events without a room.
+    """Returns the events that have to be processed. Adds duplicates and refused events to ``outcome``.
 
-    Adds duplicates and refused events to ``outcome``.
+    An event is a duplicate if it is stored already. It is refused if its room is not stored, if it is of another room
+    version than its room, or if its ID belongs to an event of another room.
     """
     work = _Work()
     for placed in parsed:
@@ -511,9 +518,9 @@ def _of_no_room(event: ParsedEvent, room: Room | None) -> EventRefused | None:
 
 
 def _may_build(placed: _Placed) -> bool:
-    """Returns true if the event may need a new state group.
+    """Returns true if a new state group may be needed because of this event.
 
-    A live message on exactly one prev event and without a given state does not.
+    A live message with exactly one prev event and without a given state needs none.
     """
     event = placed.event
     return (

@@ -4,9 +4,9 @@ This is possible before room version 3, where senders choose the IDs. A is store
 Then B arrives and refers to A. No event on a cycle has a place in the graph, and the room would lose all forward
 extremities.
 
-Only an event to which stored events refer can close a cycle. From such events of the batch, the edges to prev events
-are searched upwards. The time is in proportion to the events above them. Most batches have no such events; one that
-fills a gap has. The edges to auth events are searched downwards, because auth chains are short. Assumes the caller's
+Only an event to which stored events refer can close a cycle. Most batches have no such event, but a batch that fills a
+gap has one. From such events, the edges to prev events are searched upwards. The time is in proportion to the events
+above them. The edges to auth events are searched downwards, because auth chains are short. Assumes the caller's
 transaction with the room's row locked.
 """
 

@@ -1,7 +1,7 @@
 """Counts the events that this process stores, for metrics.
 
-They are counted after the commit. The number of labels is bounded: event types that the specification does not define
-count as ``other``.
+The events are counted after the commit. The number of labels is bounded: event types that the specification does not
+define count as ``other``.
 """
 
 from __future__ import annotations

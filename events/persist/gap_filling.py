@@ -1,9 +1,9 @@
-"""Computes the remaining states above a filled gap, some thousands at a time.
+"""Computes the states that are still unknown above a filled gap, for some thousand events at a time.
 
 A backfilled event may be stored before the events that it builds on. It has no state then and is shown to nobody. When
 the missing events arrive, or the state is given from outside, ``persist`` authorises the events above again in the same
-transaction. It handles at most ``MOST_FILLED`` of them. If more are left, it returns the room as unfinished, and the
-caller continues with ``resolve_room``. ``resolve_room`` is idempotent and may be called at any time.
+transaction. ``persist`` handles at most ``MOST_FILLED`` of them. If more are left, it returns the room as unfinished,
+and the caller continues with ``resolve_room``. ``resolve_room`` is idempotent and may be called at any time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _resolve(room_id: str, using: str) -> int:
 
 
 def _resolvable(room_id: str, using: str) -> list[str]:
-    """Returns IDs of events without state whose prev events all have one."""
+    """Returns the IDs of events that have no state although all their prev events have one."""
     with connections[using].cursor() as cursor:
         cursor.execute(_RESOLVABLE, {"room": room_id, "most": room_batch.MOST_FILLED})
         return [event_id for (event_id,) in cursor.fetchall()]

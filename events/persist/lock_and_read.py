@@ -125,11 +125,11 @@ class RoomReading:
     groups: dict[int, GroupFacts] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     above: list[tuple[str, str]] = field(default_factory=list)
-    """(own event, stored event that names it among its prev events)."""
+    """(event of the batch, stored event that names it among its prev events)."""
     redactions: list[tuple[str, str, str]] = field(default_factory=list)
-    """(room, stored redaction, own event that it redacts), in the order of the redactions' positions."""
+    """(room, stored redaction, event of the batch that it redacts), in the order of the redactions' positions."""
     gaps: frozenset[str] = frozenset()
-    """Own events that are backward extremities."""
+    """Events of the batch that are backward extremities."""
 
 
 def lock_and_read(

@@ -249,7 +249,7 @@ class RoomBatch:
             self.changes.filled = _judge_again(states, found, waiting)
 
     def _found_again(self, places: Mapping[str, int], new: Collection[str]) -> list[ParsedEvent]:
-        """Returns stored events with their positions, after loading what event auth needs for them."""
+        """Loads stored events and what event auth needs for them. Returns the events with their stream positions."""
         stored = self.stored
         stored.events.load(places)
         found = [structs.replace(stored.events[event_id], stream_ordering=place) for event_id, place in places.items()]
@@ -259,7 +259,10 @@ class RoomBatch:
 
     # --- refusals ----------------------------------------------------------------------------------
     def _refuse_what_closes_a_cycle(self, given: dict[str, dict[StateKey, str]]) -> None:
-        """Refuses new events that lie on a cycle with stored ones. Events above them then lack a prev event."""
+        """Refuses new events that lie on a cycle with stored ones.
+
+        The events above the refused ones then lack a prev event.
+        """
         if not self._batch or self._version.ids_are_hashes:
             return
         found = closing_a_cycle(self._row.room_id, self._batch, self._reading.above, self.stored.events, self._using)
@@ -325,7 +328,7 @@ class RoomBatch:
         self._refuse_each(self._live_above({event.event_id for event, _ in bad}))
 
     def _live_above(self, refused: Collection[str]) -> list[tuple[ParsedEvent, EventRefused]]:
-        """Returns live events above refused ones, each with its refusal."""
+        """Returns the live events of the batch above refused events, each with the error that refuses it, too."""
         gone, above = set(refused), []
         for event in self._batch:
             below = gone.intersection(event.prev_event_ids)
@@ -350,9 +353,9 @@ class RoomBatch:
     def _arrive(
         self, old: Sequence[ParsedEvent], live: Sequence[ParsedEvent], outliers: Sequence[ParsedEvent]
     ) -> list[Step]:
-        """Lets the events arrive: backfilled ones, live ones, outliers. Numbers them in this order.
+        """Lets backfilled events (``old``) arrive, then live events, then outliers. Numbers them in this order.
 
-        Returns one ``Step`` for each accepted live event.
+        Returns one ``Step`` for each accepted live event with a known state.
         """
         changes, states = self.changes, self.states
         # In two cases the stored forward extremities have to be checked again. A filled event may now be reached by
@@ -414,10 +417,11 @@ class RoomBatch:
         return not event.outlier and not event.backfilled
 
     def _note_changes(self, number: int, known: int | None, current: int, *, between: bool) -> None:
-        """Adds the changes of the current state that come with an event.
+        """Records how the current state changes with the event of this number.
 
-        ``known`` and ``current`` are the groups before and after; a null ``known`` stands for the stored rows.
-        ``between`` is true if no accepted live event made the change.
+        ``known`` and ``current`` are the groups of the current state before and after the event. If ``known`` is null,
+        the stored rows of the current state are compared instead. ``between`` is true if no accepted live event made
+        the change.
         """
         found: Mapping[StateKey, tuple[str | None, str | None]]
         if known is None:
@@ -444,7 +448,10 @@ class RoomBatch:
 
     # --- visibility ---------------------------------------------------------------------------------------------
     def _see(self, steps: Sequence[Step]) -> None:
-        """Computes the ranges of live events. Ranges of backfilled events are written later, when their positions are known."""
+        """Computes the visibility ranges of live events.
+
+        The ranges of backfilled events are written later, when the positions of these events are known.
+        """
         changes, builder, events = self.changes, self.states.builder, self.states.events
         # Ranges can only be continued after the room's last event. All are recomputed if something changed before it:
         # stored live events were filled, or the current state changed without an accepted live event.
@@ -463,9 +470,9 @@ class RoomBatch:
             changes.closed, changes.uncut = live.closed, live.uncut
 
     def _group_before(self) -> int | None:
-        """Returns the group after the last stored accepted live event.
+        """Returns the state group after the last stored accepted live event.
 
-        Null: there is none, or the current state is not known.
+        Null: there is no such event, or the current state is not known.
         """
         event_id, self.changes.last_position = self._reading.latest.get(self._row.room_id, (None, None))
         if event_id is None or self._line_before is None:
@@ -477,7 +484,7 @@ class RoomBatch:
     def _stored_ranges(self, group: int | None) -> StoredRanges:
         """Returns which stored ranges are open after the last accepted event.
 
-        They follow from the state after that event and from the current state.
+        ``group`` is the state group after that event. The open ranges follow from its state and from the current state.
         """
         line = self._line_before
         if group is None or line is None:
@@ -503,7 +510,7 @@ class RoomBatch:
     def _redact(self) -> None:
         """Applies new redactions to stored and new events, and stored redactions to new events.
 
-        Of several redactions of one event the first that applies counts.
+        If an event has several redactions, the first redaction that applies is recorded.
         """
         new = {event.event_id: event for event in (*self.changes.filled.events, *self.changes.events)}
         effective, earlier = self._effective(new)
@@ -515,7 +522,7 @@ class RoomBatch:
                 self.changes.ranges.append(VisibilityRow(None, "withheld", number, number))
 
     def _effective(self, new: Mapping[str, ParsedEvent]) -> tuple[set[str], list[str]]:
-        """Adds redacted targets to the changes.
+        """Decides which redactions have an effect. Adds their targets to ``changes.redacted``.
 
         Returns the IDs of the redactions that have an effect, and the IDs of the stored redactions that were examined.
         """
@@ -537,7 +544,7 @@ class RoomBatch:
         return effective, [event_id for event_id, _ in earlier]
 
     def _redactions_of(self, event_ids: Collection[str]) -> list[tuple[str, str]]:
-        """Returns (redaction, target) of stored redactions of these events, in the order of positions."""
+        """Returns the stored redactions of these events as (redaction, target), in the order of stream positions."""
         found = [(one, target) for room_id, one, target in self._reading.redactions if room_id == self._row.room_id]
         if self.changes.filled.events:  # the reading under the lock did not cover them
             with connections[self._using].cursor() as cursor:
@@ -557,11 +564,11 @@ class RoomBatch:
 
 
 def _given_state(event: ParsedEvent, named: Sequence[str], events: Mapping[str, ParsedEvent]) -> dict[StateKey, str]:
-    """Returns the given state as a map.
+    """Returns the state given with ``event`` as a map. ``named`` are the IDs of the events in that state.
 
     ``events`` has stored events and those of the batch. The map may contain rejected events, and events whose auth
     chains are incomplete. ``RoomStates`` leaves them out once all events are authorised. Raises ``EventRefused``
-    (``bad-state``) if this is not a state of the event's room.
+    (``bad-state``) if the named events cannot be a state of the event's room.
     """
     found: dict[StateKey, str] = {}
     for event_id in dict.fromkeys(named):
@@ -590,7 +597,7 @@ def _bad_state(detail: str) -> EventRefused:
 
 
 def _unresolved_above(room_id: str, below: Collection[str], seeds: Collection[str], using: str) -> dict[str, int]:
-    """Returns stored events without a state: those above ``below`` or ``seeds``, and those among ``seeds``.
+    """Returns stored events without a state: all above ``below`` and ``seeds``, and those of ``seeds`` themselves.
 
     The result maps event IDs to positions. At most ``MOST_FILLED`` events above are returned.
     """

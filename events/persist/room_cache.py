@@ -209,7 +209,7 @@ class StoredEvents(dict[str, ParsedEvent]):
 
 
 def _with_facts(event: ParsedEvent, facts: EventFacts) -> ParsedEvent:
-    """Returns the event with the outlier flag and the verdict of its row."""
+    """Returns the event with the outlier flag and the verdict of its stored row (``facts``)."""
     told = facts.outlier, facts.rejected_reason, facts.soft_failed
     if (event.outlier, event.rejected_reason, event.soft_failed) == told:
         return event
@@ -268,7 +268,7 @@ class StoredRoom:
                 self._adopt(event_id, group, GroupFacts(*facts))
 
     def adopt_before(self, event_id: str) -> int | None:
-        """Returns the number of the group before a stored event, or null if there is none."""
+        """Returns the builder's number of the state group before a stored event, or null if there is no such group."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(_BEFORE, [event_id])
             found = cursor.fetchone()
@@ -281,7 +281,10 @@ class StoredRoom:
         self.after[event_id] = self._number(group, facts)
 
     def _number(self, group: int, facts: GroupFacts) -> int:
-        """Returns the number of a stored group. Adopts the group on first use."""
+        """Returns the builder's number of the stored group with the ID ``group``.
+
+        Reads the group and adds it to the builder on first use.
+        """
         if group not in self._numbers:
             stored = StoredGroup(self._state(group), facts.hops, facts.rows_to_read, facts.is_tip)
             number = self._numbers[group] = self.builder.adopt(stored)
@@ -312,7 +315,7 @@ class StoredRoom:
         return Stored(self.events, create, self.builder, self.after, self._prepare, self._recall, self.resolved)
 
     def _recall(self, groups: frozenset[int]) -> int | None:
-        """Returns the number of the group that these groups resolved to before, or null.
+        """Returns the number of the group to which these groups were resolved before, or null if that is not cached.
 
         Events above the same merge share the resolved group, even if they arrive in different batches. In a room with
         several forward extremities, each batch begins with the current state with which the previous batch ended.
@@ -332,7 +335,10 @@ class StoredRoom:
         return None if facts is None else self._number(group, GroupFacts(*facts))
 
     def keep_resolved(self, ids: Mapping[int, int]) -> None:
-        """Caches the resolutions of this batch. ``ids`` maps numbers of groups to the IDs of stored and new groups."""
+        """Caches to which groups this batch resolved others.
+
+        ``ids`` maps the builder's numbers of stored and new groups to their IDs.
+        """
         for groups, outcome in self.resolved.items():
             if not groups <= ids.keys():
                 continue
@@ -394,9 +400,9 @@ class StoredRoom:
 
 
 class _StoredExtremities:
-    """The search for the stored events that ``ForwardExtremities`` needs, upwards from the forward extremities.
+    """Finds the stored events that ``ForwardExtremities`` needs, by a search upwards from the forward extremities.
 
-    ``ForwardExtremities`` explains when an event *counts* and when it is *reached*.
+    The docstring of ``ForwardExtremities`` explains when an event *counts* and when it is *reached*.
     """
 
     def __init__(self, room: StoredRoom, own: Set[str], states: RoomStates, rejected: Set[str]) -> None:
@@ -416,9 +422,10 @@ class _StoredExtremities:
             reached |= self._reached(own)
 
     def give_way(self, freed: Collection[str] | None) -> None:
-        """Removes forward extremities that the batch rejects. Their prev events take their place, unless still reached.
+        """Removes forward extremities that the batch rejects.
 
-        ``freed`` is as in ``StoredRoom.extremities_below``.
+        The nearest events below that can be forward extremities take their place, unless other events still remove
+        (*reach*) them. ``freed`` is as in ``StoredRoom.extremities_below``.
         """
         extremities = self.extremities
         below = [event_id for event_id in extremities.current if event_id in self._rejected]
@@ -445,14 +452,18 @@ class _StoredExtremities:
         return {prev for event_id in found for prev in self._room.events[event_id].prev_event_ids}
 
     def _verdicts(self, event_ids: Collection[str]) -> list[tuple[str, bool]]:
-        """Returns the events among these that are in the graph, each with true if it counts."""
+        """Returns those of the events that are in the graph, each with true if it can be a forward extremity."""
         with connections[self._room.using].cursor() as cursor:
             cursor.execute(_VERDICTS, [sorted(event_ids), self._room.room_id])
             rows = cursor.fetchall()
         return [(event_id, self._counts(event_id, accepted, live)) for event_id, accepted, live in rows]
 
     def _find(self, event_ids: Collection[str]) -> list[Node[str]]:
-        """Returns the events among these that may not count and have a forward extremity or batch event below them."""
+        """Returns those of the given events that are in the batch, and those that are stored and *transparent*.
+
+        A transparent event is rejected, soft-failed or (in a room with a live event) backfilled. A stored one is
+        returned only if a forward extremity or an event of the batch is below it.
+        """
         found: list[Node[str]] = [self._room.events[event_id] for event_id in event_ids if event_id in self._own]
         live = self.extremities.live
         # Stored forward extremities count. But once the batch has brought the room's first live event, backfilled
@@ -473,7 +484,11 @@ class _StoredExtremities:
         return {event_id: _Through(event_id, tuple(prevs)) for event_id, prevs in below.items()}
 
     def _reached(self, event_ids: Collection[str]) -> set[str]:
-        """Returns the events that stored events reach: some of these events, and others on the paths down to them."""
+        """Returns the events that stored events above them remove from the forward extremities (*reach*).
+
+        The search begins at ``event_ids`` and goes upwards. The result has some of these events, and events on the
+        paths between.
+        """
         below: dict[str, set[str]] = {}
         stack = []
         for prev, event_id, accepted, live in self._above(event_ids):
@@ -488,7 +503,11 @@ class _StoredExtremities:
         return found
 
     def _reaches(self, node: Node[str]) -> Sequence[str]:
-        """Returns the prev events that an event of the batch, or a transparent event, reaches."""
+        """Returns those prev events of ``node`` that it removes from the forward extremities (*reaches*).
+
+        ``node`` is an event of the batch or a stored transparent event. If no state was given with the event, these are
+        all its prev events.
+        """
         if node.event_id not in self._own or node.event_id not in self._states.on_given:
             return node.prev_event_ids
         own = {prev for prev in self._own & set(node.prev_event_ids) if not self._states.events[prev].backfilled}
@@ -496,9 +515,10 @@ class _StoredExtremities:
         return self._states.reached(node, self._states.before.get(node.event_id), earlier)
 
     def _reached_of(self, event_id: str) -> Sequence[str]:
-        """Returns the prev events that a stored event reaches.
+        """Returns those prev events of a stored event that it removes from the forward extremities (*reaches*).
 
-        Called if the SQL cannot decide (``surely`` is false), or if the batch gives the event's state.
+        Called if the query of ``_above`` cannot tell (its column ``surely`` is false), or if the batch gives the state
+        before the event.
         """
         if event_id not in self._reached_by:
             room, states = self._room, self._states
@@ -509,9 +529,11 @@ class _StoredExtremities:
         return self._reached_by[event_id]
 
     def _above(self, event_ids: Collection[str]) -> list[tuple[str, str, bool, bool]]:
-        """Returns the edges of all paths upwards from these events, up to events that count.
+        """Returns the edges of all paths upwards from these events.
 
-        An edge is (event, stored event that reaches it, accepted, live). The flags are those of the upper event.
+        A path ends at an event that can be a forward extremity. An edge is (lower event, stored upper event, true if
+        the upper event is accepted, true if it is live). An edge is left out if the upper event does not *reach* the
+        lower event (``RoomStates.reached``).
         """
         values: dict[str, Any] = {
             "below": sorted(event_ids),
@@ -535,7 +557,10 @@ class _StoredExtremities:
 
 @dataclass(frozen=True, slots=True)
 class _Through:
-    """A stored event that does not count, with those of its prev events that lead down to a searched event."""
+    """A stored event that cannot be a forward extremity, and is on a path to an event that is searched for.
+
+    ``prev_event_ids`` has only the prev events on such paths.
+    """
 
     event_id: str
     prev_event_ids: tuple[str, ...]

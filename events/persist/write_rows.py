@@ -197,7 +197,10 @@ def _is_something(changes: RoomChanges) -> bool:
 def _shares(
     facts: Sequence[Event | CurrentStateDelta], lives: Reservation | None, olds: Reservation | None
 ) -> list[tuple[Reservation, Sequence[Fact]]]:
-    """Returns each reservation with the facts that are written through it."""
+    """Divides the facts between the two reservations.
+
+    Facts with positive positions are written through ``lives``, and facts with negative positions through ``olds``.
+    """
     found: list[tuple[Reservation, Sequence[Fact]]] = []
     if lives is not None:
         found.append((lives, [fact for fact in facts if fact.stream_ordering > 0]))
@@ -219,7 +222,10 @@ def _needs_no_position(changes: RoomChanges) -> bool:
 def _write_lone(
     room: Room, stored: StoredRoom, changes: RoomChanges, stored_outliers: Collection[str], using: str
 ) -> dict[str, int]:
-    """Writes an event for which ``_needs_no_position`` is true. The position is reserved in the same message."""
+    """Writes an event for which ``_needs_no_position`` is true.
+
+    The message that sends the rows also reserves the position.
+    """
     positions: dict[str, int] = {}
     writing = _Statements()
     writer = _RoomWriter(writing, room, stored, changes, positions, _Groups(using, stored, changes))
@@ -254,10 +260,10 @@ def _all_positions(
 
 
 def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: list[int]) -> dict[str, int]:
-    """Returns the position of each event.
+    """Assigns the reserved IDs. Returns the stream position of each event, by event ID.
 
     Live events get ascending positions in their order. The oldest backfilled event gets the position furthest from
-    zero. The position of a state change without a live event is found under the room ID.
+    zero. The position of a state change without a live event is returned under the room ID.
     """
     old = [event for event in changes.events if event.backfilled]
     taken = [old_ids.pop(0) for _ in old]
@@ -267,7 +273,7 @@ def _positions(room_id: str, changes: RoomChanges, ids: Iterator[int], old_ids: 
 
 
 def _fact(position: int | None, row: Sequence[object]) -> Event:
-    """Returns the event for a row of ``EVENT_COLUMNS``."""
+    """Returns the ``Event`` with these values, which are in the order of ``EVENT_COLUMNS``."""
     given: dict[str, Any] = {"stream_ordering": position, **dict(zip(EVENT_COLUMNS, row, strict=True))}
     # Positional values take Django half the time of keyword arguments.
     fields = Event._meta.concrete_fields
@@ -300,7 +306,10 @@ class _Groups:
         return {event_id: self._ids[number] for event_id, number in self._after.items()}
 
     def add_rows(self, writing: _Statements, room_id: str) -> list[tuple[bool, int]]:
-        """Adds the rows of the new groups. Returns (is full, hops) of each. The state of the last one is kept in memory."""
+        """Adds the rows of the new groups to ``writing``. Returns (true if stored in full, hops) of each group.
+
+        The state of the last group is cached, because the next batch is likely to need it.
+        """
         if self._stored.resolved:
             self._stored.keep_resolved(self._ids)
         if not self._new:
@@ -321,7 +330,7 @@ class _Groups:
 
 
 class _RoomWriter:
-    """The writing of one room."""
+    """The writer of the changes in one room."""
 
     def __init__(
         self,
@@ -444,9 +453,9 @@ class _RoomWriter:
         ]
 
     def _key(self, number: int) -> str:
-        """Returns the key under which a number's position is found: the ID of its event.
+        """Returns the key in ``_positions`` for an event's number. The key is the event's ID.
 
-        For a state change without a live event it is the room ID.
+        For a state change without a live event, the key is the room ID.
         """
         return self._changes.events[number].event_id if number < len(self._changes.events) else self._room.room_id
 
@@ -457,7 +466,10 @@ class _RoomWriter:
             self._run_after(_CLOSE_GAPS, self._room.room_id, closed)
 
     def finish(self, using: str) -> None:
-        """Writes the rows that depend on the others: gaps, recomputed ranges, and ranges of backfilled events."""
+        """Writes the rows that can be computed only after the others are stored.
+
+        They are the gaps, the recomputed ranges, and the ranges of backfilled events.
+        """
         self._open_gaps(using)
         if self._changes.visibility_to_rebuild:
             rebuild_visibility(self._room.room_id, using)
@@ -478,7 +490,10 @@ class _RoomWriter:
                 self._mark_gaps(cursor, {event_id for (event_id,) in cursor.fetchall()})
 
     def _mark_gaps(self, cursor: Any, new: set[str]) -> None:
-        """Stores a timeline gap at the first live event above each new gap, where a sync from below meets the gap."""
+        """Stores a timeline gap at the first live event of the batch above each new backward extremity (``new``).
+
+        A sync that comes from below meets the gap at that event.
+        """
         above: set[int] = set()
         for event in self._graph[self._changes.backfilled :]:
             if below := new.intersection(event.prev_event_ids):

@@ -1,8 +1,8 @@
 """Applies the auth rules to incoming events, and decides on rejection and soft failure (pure).
 
 An event is *rejected* if its own auth events or the state before it do not allow it. It is *soft-failed* if the room's
-current state does not allow it. That is checked only for events that do not build on the current state. A verdict that
-another server stated with the event is kept.
+current state does not allow it. Soft failure is checked only for events that do not build on the current state. A
+verdict that another server stated with the event is kept.
 
 If an event that authorises others is redacted, event auth reads its redacted form from then on. For example, before
 room version 11 a redacted power levels event has lost its ``invite`` level, and invites that the level forbade are
@@ -126,7 +126,10 @@ class EventAuthorizer:
         return self._as_before(event, here) if is_asked_by_sender(event) else self._by_these(event, here)
 
     def _as_before(self, event: ParsedEvent, here: list[ParsedEvent]) -> str | None:
-        """Returns the result of ``_by_these``, computed once for all messages of a sender with the same auth events."""
+        """Returns the result of ``_by_these``.
+
+        The result is computed once for all messages of a sender with the same auth events.
+        """
         asked = event.type, event.sender, event.auth_event_ids, len(self.redacted)  # which only grows
         before = self._asked.get(asked)
         if before is not None and len(before[0]) == len(here) and all(map(is_, before[0], here)):
@@ -153,7 +156,7 @@ class EventAuthorizer:
 
 
 class _Redacted:
-    """A state in which some events are redacted."""
+    """A view of a state. Of redacted events, it returns the pruned form."""
 
     def __init__(self, state: State, redacted: set[str], version: RoomVersion) -> None:
         self._state = state

@@ -1,9 +1,12 @@
 """Tracks forward extremities, current state and soft failure while events arrive one by one (pure).
 
-Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events they
-refer to stay forward extremities until an accepted live event reaches them. ``ForwardExtremities`` is the only
-implementation of that rule. Live events, imports, rebuilds and checks all use it. A whole history and the next batch of a
-stored room run the same code. A batch begins with the room's forward extremities.
+Rejected, soft-failed and backfilled events are *transparent*: they never become forward extremities, and the events
+they refer to stay forward extremities until an accepted live event reaches them. ``ForwardExtremities`` is the only
+implementation of that rule. Live events, imports, rebuilds and checks all use it.
+
+The code is the same for the whole history of a room and for the next batch of events in a stored room. Only the
+beginning differs: a whole history begins without forward extremities, and a batch begins with the stored forward
+extremities.
 """
 
 from __future__ import annotations
@@ -62,11 +65,12 @@ class ForwardExtremities(Generic[Id]):
     ) -> None:
         """Continues from the forward extremities of a stored room (``current``).
 
-        ``reached`` has the IDs of events that have not arrived yet but are reached already. It is extended. ``find``
-        receives event IDs and returns the events among them that are in the graph and do not count. It may leave out
-        events through which nothing relevant is reached. Without ``find``, the events that have arrived are remembered.
-        ``live`` is true if an accepted live event is stored, or is part of this batch. ``reaches`` returns the prev
-        events that an event reaches. These are all of them, unless the state before the event was given.
+        ``reached`` has the IDs of events that have not arrived yet but are reached already. More IDs are added to it.
+        ``find`` receives event IDs and returns the events among them that are in the graph and do not count. It may
+        leave out events through which nothing relevant is reached. Without ``find``, the events that have arrived are
+        remembered. ``live`` is true if an accepted live event is stored, or is part of this batch. ``reaches`` returns
+        the prev events that an event reaches. These are all its prev events, unless the state before the event was
+        given.
         """
         self.live = live
         self.reaches = reaches
@@ -77,7 +81,7 @@ class ForwardExtremities(Generic[Id]):
         self.current: dict[Id, None] = dict.fromkeys(current)
 
     def counts(self, node: Node[Id]) -> bool:
-        """Returns true if the event may be a forward extremity, and reaches others."""
+        """Returns true if the event can be a forward extremity, and so reaches its prev events."""
         return is_accepted(node) and not (node.backfilled and self.live)
 
     def add(self, node: Node[Id]) -> tuple[bool, list[Id]]:
@@ -97,9 +101,10 @@ class ForwardExtremities(Generic[Id]):
         return is_extremity, gone
 
     def replace_all(self, event_id: Id, prev_event_ids: Collection[Id]) -> bool:
-        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current forward extremities.
+        """Takes the fast path of ``add`` for an event that counts and builds on exactly the current extremities.
 
-        The event becomes the only one. Returns false, and does nothing, if the event builds on others or is reached itself.
+        The event becomes the only forward extremity. Returns false, and does nothing, if the event builds on other
+        events or is itself reached.
         """
         if not self._are_current(prev_event_ids) or event_id in self._reached:
             return False
@@ -117,7 +122,10 @@ class ForwardExtremities(Generic[Id]):
         return all(map(current.__contains__, event_ids))
 
     def _begin(self) -> list[Id]:
-        """Starts over with the first accepted live event: backfilled events no longer count, so they reach nothing."""
+        """Starts over when the first accepted live event arrives. Returns the forward extremities that it removes.
+
+        They were backfilled events, which no longer count. The events that they reached are no longer reached, either.
+        """
         self.live = True
         gone = list(self.current)
         self.current.clear()
@@ -125,9 +133,9 @@ class ForwardExtremities(Generic[Id]):
         return gone
 
     def _reach_below(self, node: Node[Id]) -> list[Id]:
-        """Marks the prev events of an event as reached, and removes and returns forward extremities among them.
+        """Marks the prev events of an event as reached. Removes and returns the forward extremities among them.
 
-        Continues with the prev events of reached events that do not count.
+        Goes on with the prev events of every reached event that does not count.
         """
         gone = []
         below = [node]
@@ -163,8 +171,8 @@ class ExtremityTracker(Generic[Id]):
     ) -> None:
         """Starts with the current state that follows from ``extremities``.
 
-        ``here`` holds the earlier events that are referred to. Every arriving event is added to it. ``after`` maps
-        events to the groups after them. ``fails`` returns true if a state does not allow an event.
+        ``here`` has the IDs of those earlier events to which arriving events refer. Every arriving event is added to
+        it. ``after`` maps events to the groups after them. ``fails`` returns true if a state does not allow an event.
         """
         self.extremities = extremities
         self._states = states
@@ -196,7 +204,10 @@ class ExtremityTracker(Generic[Id]):
         return True
 
     def finish(self) -> int | None:
-        """Returns the group of the current state, even if there were too many forward extremities to follow it."""
+        """Returns the group of the current state after all events.
+
+        The state is computed even if there were too many forward extremities to compute it after every event.
+        """
         self.current = self._merged()
         return self.current
 
@@ -250,7 +261,7 @@ class EventExtremityTracker(ExtremityTracker[str]):
 
 
 class _LeafGroups(Generic[Id]):
-    """The number of forward extremities in each group (null: unknown group).
+    """How many forward extremities have the same state group after them, for each group (null: unknown group).
 
     With these counts, a room with many forward extremities needs no search for the groups of its current state.
     """
@@ -259,7 +270,7 @@ class _LeafGroups(Generic[Id]):
         self.counts: dict[int | None, int] = {}
 
     def change(self, after: GroupsAfter[Id], new: Iterable[Id], gone: Iterable[Id]) -> None:
-        """Counts the forward extremities that were added and removed."""
+        """Updates the counts. The forward extremities ``new`` were added, and ``gone`` were removed."""
         for events, change in ((new, 1), (gone, -1)):
             for event_id in events:
                 group = after.get(event_id)

@@ -117,7 +117,10 @@ def cycles(
 
 
 def _below(nodes: Sequence[NodeWithAuth[str]], auth: bool, also: Mapping[str, Iterable[str]]) -> list[list[int]]:
-    """Returns for each index the indexes that its event refers to."""
+    """Returns for each event the indexes of the events that it refers to.
+
+    Indexes are those of ``nodes``. ``also`` has additional references.
+    """
     index = {node.event_id: number for number, node in enumerate(nodes)}
     found = []
     for node in nodes:
@@ -152,9 +155,10 @@ def numbers_in_order(count: int, below: Below, members: Iterable[int] | None = N
 
 
 def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Callable[[int], Iterable[int]]]:
-    """Returns how many members each member refers to, and a function that returns the members that refer to a number.
+    """Returns how many references each number has, and a function that returns the numbers that refer to a number.
 
-    The function's edges are kept in one array.
+    Only numbers in ``inside``, and references between them, are considered. The function reads the edges from one
+    array.
     """
     waiting, ends = array("i", bytes(4 * count)), array("q", bytes(8 * (count + 1)))
     for number in inside:
@@ -173,7 +177,7 @@ def _turned(count: int, below: Below, inside: _Marked) -> tuple[array[int], Call
 
 
 class _Marked:
-    """A set of numbers below a limit, one byte each."""
+    """A set of numbers from 0 to ``count`` - 1, with a byte of memory for each of these numbers."""
 
     def __init__(self, count: int, numbers: Iterable[int]) -> None:
         self._numbers = numbers

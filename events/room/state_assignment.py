@@ -226,7 +226,10 @@ class RoomStates:
             self.after[event.event_id] = self.builder.add(before, {(event.type, event.state_key): event.event_id})
 
     def _after_prevs(self, event: ParsedEvent) -> int | None:
-        """Returns the resolved group after the prev events, or null if it is not known."""
+        """Returns the group of the state after all prev events, or null if one of their states is not known.
+
+        If the states differ, they are resolved.
+        """
         prevs = event.prev_event_ids
         if len(prevs) == 1:
             return self.after.get(prevs[0])

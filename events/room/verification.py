@@ -1,7 +1,7 @@
-"""Checks that an event is signed by the servers that must sign it, with keys valid when it was made (pure).
+"""Checks that an event is signed by the servers that must sign it, with keys valid when the event was made (pure).
 
-The caller provides the keys: ``KeysOf`` is called once for each server of a batch. ``KeyRing`` holds keys in memory, for
-example from a file.
+The caller provides the keys: ``KeysOf`` is called once for each server of a batch. ``KeyRing`` holds keys in memory,
+for example from a file.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _found(keys: Mapping[str, PublicKey | str]) -> dict[str, PublicKey]:
 
 
 class _Signed:
-    """An event with its relevant signatures."""
+    """An event with the signatures of the servers that must sign it."""
 
     def __init__(self, event: ParsedEvent) -> None:
         self.event = event
@@ -167,7 +167,7 @@ class _Signed:
         }
 
     def refusal(self, keys: Mapping[str, Mapping[str, PublicKey]]) -> EventRefused | None:
-        """Returns an error if one of the servers did not sign the event, or null."""
+        """Returns an error if a server that must sign the event did not sign it, else null."""
         for server in self.servers:
             if reason := self._unsigned_by(server, keys.get(server, {})):
                 return EventRefused(

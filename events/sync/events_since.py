@@ -1,7 +1,7 @@
 """Reads new events for a user in stream order: the simplest way to follow what a user may see.
 
 The result has the visible events of joined rooms, and the user's own memberships in any room: invites, kicks, bans, and
-invites from other servers. Of a room that the user has left, it has the events up to the leave.
+invites from other servers. Of a room that the user has left, the result has the events up to the leave.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def events_since(
 
 
 def _read(user_id: str, span: Span, limit: int, changed: frozenset[str] | None, using: str) -> NewEvents:
-    """Returns the events of a span. ``changed`` are the joined rooms that may have news.
+    """Returns the events of a span. ``changed`` are the joined rooms that may have new events.
 
-    ``changed`` is None if the user's memberships may have changed too: then they are read first. For many rooms the
-    user's feed says where to look, if there is one. The result is the same.
+    If ``changed`` is None, the user's memberships may have changed, and are read first. For many rooms, the user's feed
+    (if there is one) tells which events to read. The result is the same without a feed.
     """
     low = span.since or span.now
     with read_only_snapshot(using):
@@ -102,9 +102,9 @@ class _Reader:
         return Windows(self.user_id, rooms, self.span, self.using).in_order(limit, places)
 
     def read_listed(self, rooms: Sequence[Window], listed: FeedPlaces, limit: int) -> Found:
-        """Reads the windows together with the events at listed places.
+        """Reads the windows, together with the events at the places (position, room) that a feed lists.
 
-        It tries the first places alone, because they are nearly always enough.
+        Tries with the first of these places alone, because they are nearly always enough.
         """
         few = limit + 1 + max(10, limit // 4)
         if len(listed.places) > few:
@@ -122,7 +122,7 @@ class _Reader:
 
 
 def _windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Returns the windows to read: of joined rooms, and of those whose membership changed."""
+    """Returns the windows to read: of joined rooms, and of rooms in which the user's membership changed."""
     low = (span.since or span.now).base
     found = []
     for room in memberships.rooms.values():

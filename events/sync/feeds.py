@@ -1,9 +1,10 @@
-"""Reads per-user feeds: the places with something new for a user, found without a query for each of many rooms.
+"""Reads the feed of a user: where something is new for the user, without a query for each of many rooms.
 
-A feed lists positions (``events.models.feeds``), and ``pipeline.feeds.write`` writes it some time after the events. Above
-the feeds' position the tail of the stream itself is read. The result is only a list of places. The caller reads the event
-that is stored there now and decides whether the user may see it, so the answer equals that of querying the rooms. There is
-no result if the feed does not exist, begins above the token, or is too far behind.
+A feed lists positions (``events.models.feeds``), and ``pipeline.feeds.write`` writes it some time after the events.
+Above the position up to which feeds are written, the stream itself is read (the *tail*). The result is only a list of
+places (position, room). The caller reads the event that is stored there now and decides whether the user may see it. So
+the answer is the same as if all rooms had been queried. There is no result if the feed does not exist, begins above the
+token, or is too far behind.
 """
 
 from __future__ import annotations

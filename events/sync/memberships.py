@@ -1,8 +1,8 @@
 """Computes a user's memberships as of a token, and how they changed since an earlier one.
 
 The stored current state may be ahead of the token, so later changes are undone. If a room has no local members, an
-invite or a knock is known by its event alone, which is an outlier. That event counts while the room has no current
-state.
+invite or a knock is known by its event alone, which is an outlier. That event gives the membership as long as the room
+has no current state.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def read_memberships(user_id: str, now: VectorToken, since: VectorToken | None, 
 def _take_in(found: Memberships, changes: Iterable[tuple[Any, ...]]) -> None:
     """Applies changes, given in ascending order, to the memberships of the current state.
 
-    The newest change in a room that a token covers gives the membership at that token. If it covers none, the membership
-    before the first change counts. Writers may be at different positions. For example, writer A commits 6, writer B
-    commits 7, and the token covers only 7. Then 7 counts, because the membership that 6 replaced is older than 7.
+    The newest change in a room that a token covers gives the membership at that token. If the token covers none, the
+    membership before the first change is used. Writers may be at different positions. For example, writer A commits 6,
+    writer B commits 7, and the token covers only 7. Then 7 is used, because the membership that 6 replaced is older
+    than 7.
     """
     latest: dict[str, int] = {}
     for room_id, position, covered, known, prev_event_id, prev_membership, event_id, membership in changes:

@@ -1,4 +1,7 @@
-"""Runs the queries of syncs. Each is planned once per session: planning takes longer than running most of them."""
+"""Runs the queries of syncs. Each query is planned once per session.
+
+Planning takes longer than running most of them.
+"""
 
 from __future__ import annotations
 

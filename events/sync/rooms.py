@@ -148,7 +148,7 @@ def _has_anything(room: SyncRoom) -> bool:
 
 
 def _page(after: object, using: str) -> tuple[int, SyncToken]:
-    """Returns the position and the token of the first page, from a page token."""
+    """Reads a page token. Returns the position below which the page begins, and the token of the first page."""
     found = _PAGE.fullmatch(after) if isinstance(after, str) else None
     if found is None or abs(int(found[1])) >= 2**63:
         raise InvalidQuery(f"{after!r:.60} is no page of an initial sync; give next_page of the page before.")
@@ -158,9 +158,10 @@ def _page(after: object, using: str) -> tuple[int, SyncToken]:
 def _by_activity(
     room_ids: Sequence[str], now: VectorToken, page: tuple[int, int], using: str
 ) -> Sequence[tuple[str, int]]:
-    """Returns (room, position of its last event), newest first. Positions are unique, so they divide rooms into pages.
+    """Returns (room, position of the room's last event), newest first.
 
-    ``page`` has the position to start below, and the largest number of rooms.
+    Positions are unique, so they divide rooms into pages. ``page`` has the position to start below, and the largest
+    number of rooms.
     """
     text, values = with_tokens(ACTIVITY, now)
     return rows(text, {**values, "rooms": list(room_ids), "place": page[0], "limit": page[1]}, using)
@@ -175,10 +176,10 @@ def _joined_windows(memberships: Memberships, span: Span) -> list[Window]:
 
 
 def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
-    """Returns the windows of rooms that the user left, or was banned from, after ``since``, each up to that event.
+    """Returns a window for each room that the user left, or was banned from, after ``since``.
 
-    If a room is known only by the membership event, its window has only that event. A user who was banned, or invited,
-    after having left does not see the state of the time in between.
+    The window ends with the leave or ban. If a room is known only by the membership event, the window has only that
+    event. A user who was banned, or invited, after having left does not see the state of the time in between.
     """
     low = span.since.base if span.since is not None else LOWEST
     return [
@@ -196,10 +197,10 @@ def _left_windows(memberships: Memberships, span: Span) -> list[Window]:
 def _kicked_or_banned(
     user_id: str, memberships: Memberships, span: Span, limit: int, using: str
 ) -> tuple[SyncRoom, ...]:
-    """Returns the rooms of a first answer from which the user was kicked or banned, each up to that event.
+    """Returns for a first answer the rooms from which the user was kicked or banned, each up to the kick or ban.
 
-    Forgotten rooms are left out. The state is the one at the time when the user was last joined. If that position is not
-    stored, the answer contains no state.
+    Forgotten rooms are left out. The state is the one at the time when the user was last joined. If the position of
+    that time is not stored, the answer contains no state.
     """
     out = {room.event_id: room for room in memberships.of("leave", "ban") if room.event_id is not None}
     if not out:
@@ -228,7 +229,10 @@ def _kicked_or_banned(
 
 
 def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topological: bool = False) -> list[SyncRoom]:
-    """Returns the answer for each window, in the order of the windows."""
+    """Returns the answer for each window, in the order of the windows.
+
+    ``standing`` has the user's membership by room.
+    """
     if not windows.windows:
         return []
     gaps = windows.after_gaps()  # first: it moves the windows that the next lines read
@@ -260,7 +264,7 @@ def _answers(windows: Windows, standing: Mapping[str, str], limit: int, *, topol
 def _put_before(
     change: StateChanges, before: Mapping[tuple[str, str], str | None], timeline: Timeline, *, whole: bool
 ) -> None:
-    """Sets the state at the keys that the timeline changes to the entries from before the timeline.
+    """Replaces the state at the keys that the timeline changes: the entries from before the timeline are put there.
 
     An entry that the client knows already, or that is in the timeline, is left out.
     """
@@ -275,8 +279,8 @@ def _put_before(
 def _prev_batch(windows: Windows, timeline: Timeline, limited: bool, *, topological: bool) -> str | None:
     """Returns the token for reading backwards.
 
-    If the timeline is limited, the token is the place below its first event. Otherwise the client has all older events
-    up to the last answer, and the token is the one of that answer.
+    If the timeline is limited, the token points right below its first event. Otherwise the client has all older events
+    up to the last answer, and the token is that of the last answer.
     """
     since, now = windows.span.since, windows.span.now
     if timeline.events and topological:

@@ -195,9 +195,10 @@ GROUP BY d.room_id
 
 
 def _entry_at(token: str) -> str:
-    """Returns the SQL of the entry that a key had at the token, from the changes ``e`` above the token's base.
+    """Returns SQL for the state entry that a key had at a token, from the changes ``e`` above the token's base.
 
-    The newest change that the token covers counts. Without one, the entry before the first change counts.
+    ``token`` is the SQL condition "the token covers the change". The newest change that the token covers gives the
+    entry. If the token covers none, the entry before the first change is used.
     """
     return f"""CASE WHEN bool_or({token}) THEN
   (array_agg(e.event_id ORDER BY e.stream_ordering DESC, e.id DESC) FILTER (WHERE {token}))[1]
@@ -241,7 +242,10 @@ WHERE last.stream_ordering < %(place)s ORDER BY last.stream_ordering DESC LIMIT 
 
 
 class _Covers:
-    """The condition "this token covers the row", written for ``{now:e}`` and ``{since:e}`` in a text."""
+    """The SQL condition "this token covers the row".
+
+    It is formatted with the alias of the row, as ``{now:e}`` or ``{since:e}`` in a text.
+    """
 
     def __init__(self, name: str, token: VectorToken | None) -> None:
         self._name, self._token = name, token

@@ -147,7 +147,10 @@ class _SyncCall:
         return max(0.0, self._end - time.monotonic())
 
     def answer(self) -> SyncAnswer | None:
-        """Returns what is new. If nothing is, returns None while there is time to wait, then an empty answer."""
+        """Returns what is new for the user.
+
+        If nothing is new, returns None while there is time to wait, and an empty answer after that.
+        """
         since = self._read_since()
         # Positions first, the snapshot later (in ``_full`` and ``_changes``). A position is known after the commits that it
         # covers. If it were read inside the snapshot, it could cover a commit that the snapshot lacks, and the client would
@@ -186,7 +189,7 @@ class _SyncCall:
         return notifier.positions(self._using) or _stored_positions(self._using)
 
     def _followed(self, since: SyncToken, now: SyncToken) -> tuple[Mapping[str, At], SyncToken]:
-        """Waits for positions in ``since`` that this process does not know yet, and returns the positions after that.
+        """Waits until this process has reached the positions in ``since``. Returns its positions then, and their token.
 
         Another process gave out such a position, so this process will reach it soon. If a client made the position up,
         the call waits in vain, for ``FOLLOW_SECONDS``.
@@ -199,7 +202,7 @@ class _SyncCall:
         return at, _token(at, self._epoch)
 
     def _news(self, since: SyncToken, now: SyncToken) -> list[str]:
-        """Returns the streams that may have something for the user."""
+        """Returns the names of the streams that may have facts for the user after ``since``."""
         known = {name: At(part, since.generations.get(name)) for name, part in since.parts.items()}
         return notifier.news(self._user_id, known, list(now.parts), self._using)
 
@@ -257,9 +260,9 @@ class _SyncCall:
         return {name: changes for name, changes in found.items() if changes}
 
     def _is_marked(self, since: SyncToken, now: SyncToken) -> bool:
-        """Returns true if ``resync_user`` was called after ``since``, or if facts that would show it were trimmed.
+        """Returns true if the next answer must be a full one, because ``resync_user`` was called after ``since``.
 
-        Such a call asks for a full answer.
+        Also returns true if the facts that would show such a call were trimmed.
         """
         part = since.of(_CACHES)
         if part is None:

@@ -1,4 +1,4 @@
-"""Reads timelines and states of many rooms, each within its own window of positions, by a few set-based queries for all.
+"""Reads timelines and states of many rooms, each within its own window of positions. A few queries serve all rooms.
 
 Assumes that the caller opened the snapshot (``streams.db.consistent_read``), and took ``now`` before it.
 """
@@ -52,9 +52,9 @@ class Window:
 
 @dataclass(slots=True)
 class Timeline:
-    """The events that a window shows, in the order of the answer.
+    """The events of one window that a sync answer shows, in the order in which the client gets them.
 
-    ``more``: there are older events in the window, cut off or not examined.
+    ``more`` is true if the window has older events. They are beyond the limit, or were not examined.
     """
 
     events: list[ServedEvent] = field(default_factory=list)
@@ -212,7 +212,7 @@ class Windows:
 
     # --- queries --------------------------------------------------------------------------------------------------
     def _allowed(self) -> list[Window]:
-        """Returns the windows, after reading how the user may access their rooms."""
+        """Reads how the user may access the rooms of the windows. Returns the windows, restricted to that access."""
         self._access = read_access(self._user_id, list(self.windows), self.using)
         for room_id, access in self._access.items():
             window = self.windows[room_id]
@@ -231,7 +231,10 @@ class Windows:
         return access_parameters(self._user_id, self._access.values())
 
     def _place_values(self, places: Sequence[tuple[int, str]]) -> dict[str, Any]:
-        """Returns the parameters for places: each with its window, and with the user's access to the room."""
+        """Returns the SQL parameters for places (position, room).
+
+        They include for each place its window and the user's access to the room.
+        """
         found = [
             (position, self.windows[room_id], self._access[room_id])
             for position, room_id in places

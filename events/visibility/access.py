@@ -63,7 +63,7 @@ _ACCESS = "SELECT * FROM events_access(%(user)s, %(rooms)s::text[])"
 
 
 class Reach(StrEnum):
-    """The way in which a user reaches an event, or the reason why not, as a stable word."""
+    """The way in which a user has access to an event, or the reason for having none, as a stable word."""
 
     MEMBER = "member"
     BEFORE_LEAVE = "before_leave"
@@ -76,7 +76,7 @@ class Reach(StrEnum):
 
     @property
     def within(self) -> bool:
-        """True if the user reaches the event."""
+        """True if the user has access to the event."""
         return self in (Reach.MEMBER, Reach.BEFORE_LEAVE, Reach.PEEKING)
 
 
@@ -105,7 +105,7 @@ class Access:
     """Messages with a lower ``origin_server_ts`` have expired. Null: no message has expired."""
 
     def reach(self, stream_ordering: int, topological_ordering: int) -> Reach:
-        """Returns the way in which the user reaches an event at this place, or the reason why not."""
+        """Returns the way in which the user has access to an event at this place, or the reason for having none."""
         if not self.known:
             return Reach.UNKNOWN
         if not self.readable:

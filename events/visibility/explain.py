@@ -1,8 +1,8 @@
 """Explains why a user sees an event or does not.
 
 The answer is computed from the states around each event and not from ranges, so the ranges can be tested against it.
-The answer names the rule that decided, in the words of ``docs/reference/visibility.md``, and how the user reaches the
-event. Ignored senders and retention are included.
+The answer names the rule that decided, in the words of ``docs/reference/visibility.md``, and the way in which the user
+has access to the event. Ignored senders and retention are included.
 """
 
 from __future__ import annotations
@@ -86,7 +86,10 @@ def explain_visibility(
 
 
 class _Round:
-    """Some events, with everything that their answers need. A few queries read it for all of them."""
+    """Some events to explain, with all rows that the answers need.
+
+    A few queries read the rows for all of these events.
+    """
 
     def __init__(self, user_id: str, event_ids: Sequence[str], using: str, now_ms: int) -> None:
         self._user_id = user_id

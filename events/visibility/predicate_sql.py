@@ -77,7 +77,10 @@ def pruned(event: str = "e", access: str = "a") -> str:
 
 
 def _seen(event: str, access: str) -> str:
-    """Returns the part of the predicate that room state decides, including the cut."""
+    """Returns SQL for the part of the predicate that depends on room state.
+
+    It includes the cut: the end of what a user who left may read.
+    """
     return f"""{is_accepted(event)}
 AND ({access}.cut IS NULL OR ({event}.stream_ordering <= {access}.cut
   AND ({event}.stream_ordering > 0 OR {event}.topological_ordering <= {access}.cut_depth)))
@@ -98,7 +101,7 @@ _WIDE = "IS NULL"
 
 
 def _some_range(condition: str) -> str:
-    """Returns SQL for "such a range exists", without ``EXISTS``.
+    """Returns SQL for "a range with this condition exists", without ``EXISTS``.
 
     The planner may turn ``EXISTS`` into one read of the ranges of all rooms.
     """
@@ -123,7 +126,10 @@ def _in_wide_range(event: str, admits: str) -> str:
 
 
 def _single(user: str, kind: str, event: str) -> str:
-    """Returns SQL for "there is a row of this kind for this event alone"."""
+    """Returns SQL for "there is a row of this kind for this event alone".
+
+    ``user`` is the SQL condition on the user ID of the row.
+    """
     return _some_range(f"""v.room_id = {event}.room_id AND v.user_id {user} AND v.kind = '{kind}'
       AND v.first = {event}.stream_ordering""")
 
@@ -143,13 +149,19 @@ def _own(event: str, access: str) -> str:
 
 
 def _own_before(event: str, access: str) -> str:
-    """Returns SQL for the user's membership before a state event. The event's group builds on the group before it."""
+    """Returns SQL for the user's membership before a state event.
+
+    The state group of the event builds on the group before the event.
+    """
     return f"""events_membership_at(
       (SELECT g.prev_group FROM state_stategroup g WHERE g.id = {event}.state_group), {access}.user_id)"""
 
 
 def _joined_at(event: str, access: str) -> str:
-    """Returns SQL for "the user was joined at the event". Otherwise a peeking user does not see shared events."""
+    """Returns SQL for "the user was joined at the event".
+
+    If the condition is false, a peeking user does not see the events of a range ``shared``.
+    """
     return f"""CASE WHEN {_own(event, access)} THEN coalesce({event}.membership = 'join'
         OR {_own_before(event, access)} = 'join'
         OR ({event}.membership = 'leave' AND {_own_before(event, access)} = 'invite'), false)

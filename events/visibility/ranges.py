@@ -65,7 +65,10 @@ class PlacedEvent(SeenEvent, Protocol):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """One accepted event: its place, the groups before and after it, and the group of the line when it arrived."""
+    """One accepted event: its place, the groups before and after it, and the *line* when it arrived.
+
+    The line is the group of the room's current state.
+    """
 
     index: int
     event: PlacedEvent
@@ -76,8 +79,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     def changes_nothing(self, group: int | None, line: int | None) -> bool:
         """Returns true if every range continues unchanged with this event.
 
-        It does if the state after the event is the same as the line, as the state after the event before it (``group``)
-        and as the line then (``line``), and if the event is of no type on which ranges depend.
+        That is so if the state after the event equals three others: the current state now, the state after the event
+        before it (``group``), and the current state then (``line``). The event must also be of no type on which ranges
+        depend.
         """
         return self.after == group == self.line == line and self.event.type not in _JUDGED_TYPES
 
@@ -109,18 +113,24 @@ class StoredRanges:
     wide: OpenRanges = field(default_factory=OpenRanges)
     of_user: Callable[[str], OpenRanges] = _nothing
     invited: Callable[[], Collection[str]] = _no_users
-    """Returns the users who are invited in the line."""
+    """Returns the users who are invited in the room's current state."""
 
 
 def open_ranges(membership: str | None, setting: str | None, first: int) -> OpenRanges:
-    """Returns the kinds of ranges that are open and stored for a user with this membership in the line."""
+    """Returns the kinds of ranges that are open and stored for a user.
+
+    ``membership`` is the user's membership in the room's current state, and ``setting`` the history visibility.
+    """
     kinds = {"join": "joined", "invite": "invited" if setting == "invited" else None, "leave": "cut"}
     kind = kinds.get(membership or "")
     return OpenRanges(membership, {kind: (first, True)} if kind is not None else {})
 
 
 def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
-    """Returns the open, stored room-wide ranges. They follow from the settings after the last event and in the line."""
+    """Returns the open, stored room-wide ranges.
+
+    They follow from two settings of history visibility: after the last event, and in the room's current state.
+    """
     kinds = [_ROOM_WIDE.get(setting), "peekable" if line_setting == "world_readable" else None]
     return OpenRanges(ranges={kind: (first, True) for kind in kinds if kind is not None})
 
@@ -128,9 +138,10 @@ def wide_ranges(setting: str, line_setting: str, first: int) -> OpenRanges:
 def visibility_rows(
     steps: Iterable[Step], builder: GroupBuilder, events: Mapping[str, ParsedEvent]
 ) -> Iterator[VisibilityRow]:
-    """Returns the ranges of a room, computed from its accepted events in stream order. The rows have no particular order.
+    """Returns the ranges of a room, computed from its accepted events in stream order. The rows are not sorted.
 
-    Backfilled events, which come first, have ranges of their own. For each, its own state is used as the line.
+    Backfilled events, which come first, have ranges of their own. The state after each of them is used as the room's
+    current state.
     """
     old, live = VisibilityRanges(builder, events), VisibilityRanges(builder, events)
     for step in steps:
@@ -233,9 +244,9 @@ class VisibilityRanges:
             self._open(None, kind, step.index)
 
     def _end_part(self, setting: str, step: Step, before: GroupState | None) -> None:
-        """Handles a change to a less open setting.
+        """Adds a row if the event changes the history visibility to a less open setting.
 
-        The old setting applies to that event, too, unless its sender is erased.
+        The old setting then applies to that event, too, unless the event's sender is erased.
         """
         if (step.event.type, step.event.state_key) != HISTORY_VISIBILITY or before is None:
             return
@@ -244,7 +255,10 @@ class VisibilityRanges:
             self._single(None, f"{_ROOM_WIDE[old]}_before", step)
 
     def _change_setting(self, setting: str, step: Step) -> None:
-        """Opens or closes the ranges of invited users when the setting ``invited`` begins or ends."""
+        """Opens or closes the ranges of invited users.
+
+        They open when the history visibility becomes ``invited``, and close when it is no longer ``invited``.
+        """
         if setting == self._setting:
             return
         if "invited" in (setting, self._setting):
@@ -257,7 +271,10 @@ class VisibilityRanges:
         self._setting = setting
 
     def _move_line(self, step: Step) -> dict[str, str]:
-        """Moves the line to this event. Returns, by user, memberships that the event ends but that still cover it."""
+        """Changes the users' ranges to fit the room's current state (the *line*) after this event.
+
+        Returns, by user, the memberships that the event ends. Such a membership still covers the event itself.
+        """
         if step.line == self._line:
             return {}
         changes = self._builder.changes_between(self._line, step.line)
@@ -274,7 +291,10 @@ class VisibilityRanges:
         return left
 
     def _change_peeking(self, event_id: str | None, step: Step) -> None:
-        """Opens or closes the range ``peekable`` when the line becomes world-readable, or no longer is."""
+        """Opens the range ``peekable`` if the room's current state is now world-readable, else closes it.
+
+        ``event_id`` is the event with the history visibility in the current state, or null.
+        """
         found = self._events.get(event_id or "")
         if found is not None and found.content.get("history_visibility") == "world_readable":
             self._open(None, "peekable", step.index)
@@ -286,9 +306,10 @@ class VisibilityRanges:
         return None if found is None else found.membership or "leave"
 
     def _change_membership(self, user_id: str, membership: str | None, step: Step, own: bool) -> bool:
-        """Handles a membership change in the line. Returns false if nothing changed.
+        """Changes the ranges of a user whose membership changes in the current state. Returns false if nothing changed.
 
-        If the user's own event ends a membership, that membership's range includes the event.
+        ``own`` is true if the event is the user's own membership event. If such an event ends a membership, the range
+        of that membership includes the event.
         """
         user = self._user(user_id)
         if membership == user.membership and not (own and membership == "leave"):
@@ -310,7 +331,7 @@ class VisibilityRanges:
 
     # --- the event itself ---------------------------------------------------------------------------------------
     def _judge(self, step: Step, before: GroupState | None, after: GroupState, left: Mapping[str, str]) -> None:
-        """Adds exception rows for users whose ranges give the wrong answer. Used while only members may read.
+        """Adds a row for each user whose ranges give the wrong answer for this event. Used while only members may read.
 
         For a change of history visibility, the new setting is applied here. ``_end_part`` applies the old one.
         """
@@ -322,7 +343,11 @@ class VisibilityRanges:
                 self._single(user_id, "shown" if seen else "hidden", step)
 
     def _in_question(self, step: Step) -> set[str]:
-        """Returns the users whose membership the event changes, and those whose membership at the event differs from the line."""
+        """Returns the users whose ranges may give the wrong answer for this event.
+
+        The event changes their membership, or their membership at the event is not the one in the current state (the
+        *line*).
+        """
         found = set()
         if step.after != step.line:
             changes = self._builder.changes_between(step.line, step.after)
@@ -332,6 +357,9 @@ class VisibilityRanges:
         return found
 
     def _is_covered(self, user_id: str, left: str | None) -> bool:
-        """Returns true if the user's ranges cover the current event."""
+        """Returns true if the user's ranges cover the current event.
+
+        ``left`` is a membership of the user that the event ends, or null.
+        """
         memberships = {left, self._user(user_id).membership}
         return "join" in memberships or ("invite" in memberships and self._setting == "invited")

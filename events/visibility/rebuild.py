@@ -1,7 +1,7 @@
 """Rebuilds the ranges of a stored room: after a gap was filled, after an upgrade, or to check them.
 
-The ranges are computed from what is stored, including given states. Time and memory grow with the room's events and state
-changes. Assumes the caller's transaction with the room's row locked.
+The ranges are computed from what is stored, including states that were given from outside. Time and memory grow with
+the room's events and state changes. Assumes the caller's transaction with the room's row locked.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def recomputed_ranges(room_id: str, using: str = "default") -> list[VisibilityRo
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The stored rows of a room."""
+    """The stored rows of a room from which its ranges are computed."""
 
     groups: list[tuple[int, int | None, str | None, str, str | None]]
     verdicts: dict[str, Sequence[Any]]
@@ -138,7 +138,7 @@ def _with_facts(
 
 
 def _event(row: Sequence[Any], version: str) -> ParsedEvent:
-    """Returns an event made from its columns, without content. Messages need no more."""
+    """Returns an event made from its columns, without content. For a message, that is enough."""
     event_id, room_id, kind, key, sender, depth, at, membership, redacts, soft_failed, reason, place, _, prevs = row
     event = ParsedEvent(
         event_id=event_id,

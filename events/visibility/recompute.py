@@ -38,9 +38,10 @@ _OWN = dict.fromkeys(("joined", "invited", "shown", "hidden"), "own")
 def _covered(
     rows: Sequence[VisibilityRow], places: Sequence[int]
 ) -> dict[tuple[str | None, str], list[tuple[int, int]]]:
-    """Returns what rows cover, as merged spans of event numbers.
+    """Returns which events the rows cover, as merged spans of event numbers, by (user, kind).
 
-    Room-wide rows and cuts are merged by kind. All other rows of a user are merged together.
+    An event's number is its index in ``places``. Room-wide rows and cuts are merged by kind. All other rows of a user
+    are merged together.
     """
     spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
     hidden: dict[str | None, set[int]] = {}
@@ -63,7 +64,10 @@ def _covered(
 
 
 def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple[int, int]]:
-    """Merges spans. Returns ascending spans that do not touch, without the hidden numbers."""
+    """Merges spans that overlap or touch.
+
+    Returns them in ascending order, without the numbers in ``hidden``.
+    """
     found: list[tuple[int, int]] = []
     for first, last in sorted(spans):
         if found and first <= found[-1][1] + 1:
@@ -74,7 +78,10 @@ def _merged(spans: list[tuple[int, int]], hidden: Collection[int]) -> list[tuple
 
 
 def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the parts of ascending spans that other ascending spans do not cover, in time linear in both."""
+    """Yields the parts of ``spans`` that ``others`` do not cover.
+
+    Both are ascending. The time is linear in both.
+    """
     number = 0
     for first, last in spans:
         start = first
@@ -91,7 +98,10 @@ def _outside(spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
 
 
 def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yields what remains of ascending spans without the hidden numbers (ascending), in time linear in both."""
+    """Yields the parts of ``spans`` that are left without the numbers in ``hidden``.
+
+    Both are ascending. The time is linear in both.
+    """
     for first, last in spans:
         start = first
         for number in hidden[bisect_left(hidden, first) : bisect_right(hidden, last)]:
@@ -104,7 +114,10 @@ def _without(spans: Sequence[tuple[int, int]], hidden: Sequence[int]) -> Iterato
 
 @dataclass(slots=True)
 class _Runs:
-    """The ranges of backfilled events. No range continues over an event without a state: it may get ranges later."""
+    """The ranges of backfilled events.
+
+    No range continues over an event without a state, because that event may get ranges later.
+    """
 
     builder: GroupBuilder
     events: dict[str, ParsedEvent]
@@ -212,7 +225,7 @@ class GraphRanges:
         return Step(event.stream_ordering, event, before, after, after if line is None else line)
 
     def _withheld(self) -> list[VisibilityRow]:
-        """Returns redactions without effect, including those that name no event."""
+        """Returns a row for each accepted redaction without effect, including redactions that name no event."""
         found = []
         for event in self._graph:
             place = event.stream_ordering

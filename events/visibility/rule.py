@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 HISTORY_VISIBILITIES = ("world_readable", "shared", "invited", "joined")
-"""From the most open one to the closest."""
+"""From the most open setting to the most closed one."""
 _MEMBERSHIPS = ("join", "invite", "knock", "leave", "ban")
 CALL_INVITE = "m.call.invite"
 _DUMMY = "org.matrix.dummy_event"
@@ -146,7 +146,10 @@ def for_client(sight: Sight) -> Verdict:
 
 
 def _never(sight: Sight) -> Rule | None:
-    """Returns the rule that hides the event from all users, or from this one, whatever the membership. Null: none does."""
+    """Returns the rule that hides the event from all users, or from this one, whatever the membership.
+
+    Null: there is no such rule.
+    """
     if sight.soft_failed:
         return Rule.SOFT_FAILED
     if sight.event_type in _NEVER_SHOWN or (sight.event_type == CALL_INVITE and sight.public_room):
