@@ -133,7 +133,7 @@ def rooms_with_groups(using: str) -> list[str]:
 
 
 def plan_groups(room_id: str, using: str, cut: int | None = None) -> GroupCollection:
-    """Returns the plan for a room. A group that only events below depth ``cut`` have is not needed."""
+    """Returns the plan for a room. A group is not needed if all events that have it are below depth ``cut``."""
     groups, needed, _ = needed_groups(room_id, using, cut)
     return collection_of(groups, needed)
 

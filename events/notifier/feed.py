@@ -204,7 +204,7 @@ class NotifierFeed(Subscriber):
         self.watcher.nudge()
 
     def nudged(self) -> None:
-        """Feeds the facts that this process has completed itself, in the watcher's thread."""
+        """Adds the facts that this process has just completed to the memory. Runs in the watcher's thread."""
         self.feed_own()
 
     def before(self, cursor: Any, found: Found, *, everything: bool) -> None:

@@ -57,7 +57,7 @@ class PurgeFeeds:
 
 
 def register_feeds() -> None:
-    """Registers the subject ``feeds`` of ``purge``."""
+    """Registers ``feeds`` as a subject of the command ``purge`` (``manage.py purge feeds``)."""
     register("purge", "feeds", PurgeFeeds())
 
 

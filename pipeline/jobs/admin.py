@@ -101,7 +101,7 @@ class JobAdmin(ReadOnlyAdmin):
     def render_change_form(
         self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
     ) -> HttpResponse:
-        """Adds to a job's page whether the job may be carried out, and which job has carried it out."""
+        """Adds to the page of a dry run whether its plan may be carried out, and the job that carried the plan out, if any."""
         job = kwargs.get("obj")
         context["may_carry_out"] = job is not None and request.user.has_perm(CARRY_OUT) and not _why_not(job)
         context["confirmed_by"] = _confirmed_by(job) if job is not None and _is_dry(job) else None

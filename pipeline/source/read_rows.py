@@ -55,7 +55,7 @@ class ReadParameters:
 def read_piece(reading: ReadParameters, piece: PartitionRange) -> Iterator[pa.RecordBatch]:
     """Yields the rows of a piece as Arrow batches, table by table, in each table by ascending tokens.
 
-    If ``unbroken``, raises ``ResyncNeeded`` after the last row if facts of the piece were trimmed.
+    If ``reading.unbroken`` is true and facts of the piece were trimmed, raises ``ResyncNeeded`` after the last row.
     """
     declaration = declaration_of(reading.stream)
     with _connection(reading.dsn) as connection, connection.cursor() as cursor:

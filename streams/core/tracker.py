@@ -88,9 +88,9 @@ class PositionTracker:
     def replay(self, rows: Iterable[tuple[str, int]], writers: Iterable[str]) -> None:
         """Does steps 6 to 8 of ``streams.core.recovery``.
 
-        ``rows`` are (writer, ID) of the rows at or above the linear position, in ascending order. Rows of the own name
-        repair a stored position that is too low. Rows of unknown names help to close gaps. Those of ``writers`` that have
-        no position yet enter at the linear position.
+        ``rows`` are (writer, ID) of the rows at or above the linear position, in ascending order. Rows of
+        this process's own name repair its stored position if that is too low. Rows of unknown names help to close gaps.
+        A writer in ``writers`` that has no position yet begins at the linear position.
         """
         with self._lock:
             for writer, number in rows:

@@ -105,7 +105,8 @@ class Typing(Fact):
 class TypingUser(models.Model):
     """A user who is typing in a room, until a given time.
 
-    In memory. A row is not a fact. The facts of ``Typing`` are made from these rows.
+    The table is unlogged, so a crash of the database empties it. Its rows are no facts. The facts of ``Typing`` are made
+    from them.
     """
 
     pk = models.CompositePrimaryKey("room_id", "user_id")

@@ -33,7 +33,7 @@ _WIDEST_EXAMPLE = 64  # the description of a longer example is printed on the ne
 class HelpFormatter(DjangoHelpFormatter):
     """A help formatter that lists our options before Django's.
 
-    It wraps a text without line breaks, and keeps other texts.
+    A text that contains no line break is wrapped. A text that contains some is printed as it is.
     """
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:

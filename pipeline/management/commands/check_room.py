@@ -30,7 +30,7 @@ _SHOWN = 50
 class Command(SiteCommand):
     """The command that checks rooms.
 
-    One room is checked at once in this process. Several rooms, or all, are checked by a job, which uses Spark if there
+    This process checks one room itself. For several rooms, or all, the command starts a job, which uses Spark if there
     are many events.
     """
 

@@ -28,7 +28,7 @@ class CommandCounts:
         self._known: set[str] = set()
 
     def know(self, names: Iterable[str]) -> None:
-        """Adds names that the table of counts has, so that `label` keeps them."""
+        """Marks names as known, because the table of counts has rows for them. `label` returns a known name unchanged."""
         self._known.update(names)
 
     def label(self, name: str) -> str:

@@ -139,7 +139,10 @@ class Announcer:
 
     @property
     def wants_round_at(self) -> float:
-        """Returns the time at which the next deferred `Move` is due, by the clock of `steps`, or infinity."""
+        """Returns the time at which the next deferred `Move` is due, or infinity if there is none.
+
+        The clock is that of the ``now`` given to `steps`.
+        """
         return min((state.wants_round_at for state in self._streams.values()), default=math.inf)
 
     def start(self, snapshot: Mapping[str, Mapping[str, StoredWithGeneration]]) -> None:

@@ -44,8 +44,8 @@ Addresses = dict[tuple[str, str, str], tuple[str, str, int]]
 class Reports:
     """A batch of reports, to be written in the order of the fields.
 
-    ``gone`` and ``cleared`` are connections and workers whose users are deleted. ``taken_over`` maps a worker to the
-    connection over which it reports now.
+    ``gone`` has connections, and ``cleared`` has workers: the rows of the users that they reported are deleted.
+    ``taken_over`` maps a worker to the connection over which the worker reports now.
     """
 
     gone: set[str] = field(default_factory=set)

@@ -139,7 +139,7 @@ class WorkerReports:
         return taken
 
     def gone(self, peer: ReplicationClient) -> None:
-        """Ends the reports of a connection that has ended."""
+        """Records that a connection has ended, so that the users it reported are deleted."""
         if self._peers.pop(peer.key, None) is not None:
             self._told.pop(peer.key, None)
             self._buffer.gone(peer.key)

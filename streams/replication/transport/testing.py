@@ -43,7 +43,7 @@ class MemoryTransport:
         return 0, 0
 
     def know(self) -> None:
-        """Records that the application called it, in ``is_known``."""
+        """Sets ``is_known``, which shows a test that the application called this method."""
         self.is_known = True
 
     def write(self, data: bytes) -> None:
