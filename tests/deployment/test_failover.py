@@ -139,6 +139,24 @@ class Scene:
         self.address.send_to(self.standby.port)
         self.address.refuse(False)
 
+    def works(self) -> None:
+        """Wait until the handler works, and the standby has its effects. Says how far each part came if that takes long."""
+        try:
+            wait_until(lambda: len(self.effects()) >= 20, 90, "the handler works, and the standby has it")
+        except AssertionError as error:
+            with connection.cursor() as cursor:
+                cursor.execute(f"SELECT count(*) FROM {TABLE}")
+                handled = cursor.fetchone()[0]
+                cursor.execute("SELECT stream, instance_name, position, state FROM streams_streamposition")
+                positions = cursor.fetchall()
+                cursor.execute("SELECT application_name, state, wait_event, query FROM pg_stat_activity WHERE pid <> 0")
+                sessions = cursor.fetchall()
+            ended = [process.poll() for process in self.started]
+            told = (
+                f"{len(self.appending.tokens)} appended, {handled} handled, processes {ended}, {positions}, {sessions}"
+            )
+            raise AssertionError(f"{error}; {told}") from None
+
     def goes_on(self) -> None:
         """Wait until pages append again, then let them end."""
         before = len(self.appending.tokens)
@@ -186,7 +204,7 @@ def make_scene(tmp_path: Path, database_url: str) -> Iterator[Callable[..., Scen
 
 def test_with_a_synchronous_standby_everything_goes_on_by_itself(make_scene):
     scene = make_scene(REPLSITE_FAILOVER_KEEPS_EPOCH="true")
-    wait_until(lambda: len(scene.effects()) >= 20, 90, "the handler works, and the standby has it")
+    scene.works()
     scene.appending.pause()  # what is acknowledged has reached the standby, as a synchronous one promises
     wait_until(lambda: scene.standby_has(scene.appending.tokens[-1]), 60)
     scene.appending.go_on()
