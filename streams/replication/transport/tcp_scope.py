@@ -45,7 +45,7 @@ MESSAGE_BYTES = 256
 #: The transport's write buffer, in bytes. Further output waits in shared pieces.
 TRANSPORT_HIGH_BYTES = 64 * 1024
 #: The time, at an orderly end, in which handshakes that have begun are finished and their connections accepted.
-ACCEPT_SECONDS = 0.05
+ACCEPT_SECONDS = 0.01
 #: The time, at an orderly end, for the request of a just accepted connection to arrive and for the last answer to leave.
 SETTLE_SECONDS = 2.0
 #: The least time between two log lines about refusals for the same reason. All refusals are counted.
